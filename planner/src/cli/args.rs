@@ -1,0 +1,240 @@
+//! The arguments of the `plan` command. Doc comments are its help.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use terrace_profiles::units::{Align, Bytes};
+use terrace_profiles::{Limits, StepSelector, import};
+
+use crate::options::{DEFAULT_BUDGET_NODES, FreeRule, LaneRule, Options};
+use crate::report::ReportFormat;
+
+/// Plan every byte an inference forward needs, before it runs
+#[derive(Debug, Parser)]
+#[command(name = "plan", version, max_term_width = 100)]
+#[command(after_help = "Exit status: 0 done, or it fits; 1 a finding (does not fit); 2 bad usage or bad input.")]
+pub struct Args {
+    /// Colour in reports for a terminal
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    pub color: Color,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// If standard output is a terminal
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Turn a recorded trace into a profile
+    Import(Import),
+    /// Plan the arena of a profile or trace, and report it
+    Solve(Solve),
+    /// Report a saved plan
+    Show(Show),
+    /// Compare two saved plans: bytes gained and lost, by buffer
+    Diff(Diff),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// What to read of a source.
+#[derive(Debug, clap::Args)]
+pub struct Input {
+    /// Only this device of a snapshot that holds several
+    #[arg(long, value_name = "N")]
+    pub device: Option<u32>,
+    /// Only these steps: a number (from 0), a key such as prefill/4128, or all (each step on its own)
+    #[arg(long, value_name = "N|KEY|all")]
+    pub step: Option<StepSelector>,
+    /// Most memory that reading may take
+    #[arg(long, value_name = "BYTES", default_value = "8GiB")]
+    pub max_memory: Bytes,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Import {
+    /// The trace, or - for standard input; gzip is seen by itself
+    #[arg(value_name = "SRC")]
+    pub source: PathBuf,
+    /// Where the profile goes; - for standard output
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    /// What SRC is written in: auto, torch-snapshot, steps, rmm, minimalloc or profile
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    pub format: import::Format,
+    /// Write the binary form instead of text
+    #[arg(long)]
+    pub binary: bool,
+    #[command(flatten)]
+    pub input: Input,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Solve {
+    /// Profiles, or traces of any format that import reads; - for standard input
+    #[arg(value_name = "INPUT", required = true)]
+    pub inputs: Vec<PathBuf>,
+    /// Save the plan
+    #[arg(short = 'o', long, value_name = "PLAN")]
+    pub plan: Option<PathBuf>,
+    /// The plan must fit under this, such as 24GiB; status 1 if it does not
+    #[arg(long, value_name = "BYTES")]
+    pub capacity: Option<Bytes>,
+    /// Round sizes up to this and place at multiples of it
+    #[arg(long, value_name = "BYTES", default_value = "512")]
+    pub align: Align,
+    /// Most nodes that the exact search and the local search may visit, each
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_BUDGET_NODES)]
+    pub budget_nodes: u64,
+    /// Stop after this long with the best plan so far, such as 10s; then two runs may differ
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub time_limit: Option<Duration>,
+    /// Threads; the plan is the same for any number [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// When buffers of different streams may share bytes
+    #[arg(long, value_name = "RULE", default_value = "separate")]
+    pub lanes: Lanes,
+    /// Which free ends a buffer's life
+    #[arg(long, value_name = "RULE", default_value = "completed")]
+    pub free: Free,
+    /// The report: text, json, html, svg, dot or torch-snapshot
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub format: ReportFormat,
+    /// Where the report goes [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub input: Input,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Show {
+    /// The plan; - for standard input
+    #[arg(value_name = "PLAN")]
+    pub plan: PathBuf,
+    /// The report: text, json, html, svg, dot or torch-snapshot
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub format: ReportFormat,
+    /// Where the report goes [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Diff {
+    /// The plan to compare with
+    #[arg(value_name = "OLD")]
+    pub old: PathBuf,
+    /// The plan to compare
+    #[arg(value_name = "NEW")]
+    pub new: PathBuf,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Lanes {
+    /// Never: each stream has an arena of its own
+    Separate,
+    /// Where a recorded wait orders them
+    Ordered,
+    /// Whenever the ticks allow
+    Shared,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Free {
+    /// The one that the allocator completed
+    Completed,
+    /// The one that the program asked for
+    Requested,
+}
+
+impl Color {
+    pub fn wanted(self, terminal: bool) -> bool {
+        match self {
+            Self::Auto => terminal,
+            Self::Always => true,
+            Self::Never => false,
+        }
+    }
+}
+
+impl Input {
+    pub fn options(&self, format: import::Format) -> import::Options {
+        import::Options { format, device: self.device, limits: Limits { memory: self.max_memory } }
+    }
+}
+
+impl Solve {
+    pub fn options(&self) -> Options {
+        Options {
+            align: self.align,
+            capacity: self.capacity,
+            lanes: match self.lanes {
+                Lanes::Separate => LaneRule::Separate,
+                Lanes::Ordered => LaneRule::Ordered,
+                Lanes::Shared => LaneRule::Shared,
+            },
+            free: match self.free {
+                Free::Completed => FreeRule::Completed,
+                Free::Requested => FreeRule::Requested,
+            },
+            budget_nodes: self.budget_nodes,
+        }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// The argument that takes a single problem, if one is given.
+    pub fn one_problem(&self) -> Option<String> {
+        match (&self.plan, self.format) {
+            (Some(_), _) => Some("-o".to_owned()),
+            (None, ReportFormat::Text | ReportFormat::Json) => None,
+            (None, format) => Some(format!("--format {format}")),
+        }
+    }
+
+    /// Refuses arguments that contradict each other; the error is a sentence.
+    pub fn check(&self) -> Result<(), String> {
+        let is_dash = |path: &PathBuf| path.as_os_str() == "-";
+        if self.plan.as_ref().is_some_and(is_dash) && self.output.as_ref().is_none_or(is_dash) {
+            return Err("-o - writes the plan to standard output; say with --output where the report goes".to_owned());
+        }
+        if self.inputs.iter().filter(|input| is_dash(input)).count() > 1 {
+            return Err("standard input can be read once; name - once".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Reads `10s`, `500ms` or `2m`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("'{text}' is not a time: write a number with ms, s or m, such as 10s");
+    let split = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let (number, unit) = text.split_at(split);
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let millis = match unit {
+        "ms" => Some(number),
+        "s" => number.checked_mul(1000),
+        "m" => number.checked_mul(60_000),
+        _ => None,
+    };
+    millis.map(Duration::from_millis).ok_or_else(wrong)
+}

@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+pub mod bound;
+pub mod check;
+#[cfg(feature = "cli")]
+pub mod cli;
+mod error;
+pub mod graph;
+mod lifetime;
+mod options;
+mod plan;
+mod planning;
+pub mod problem;
+pub mod report;
+pub mod solve;
+mod sweep;
+
+pub use error::Error;
+pub use options::{DEFAULT_BUDGET_NODES, FreeRule, LaneRule, Options};
+pub use plan::{PLAN_VERSION, Plan, Proof, Slot};
+pub use planning::{Refusal, Verdict, plan, problem as problem_of};

@@ -1,0 +1,58 @@
+//! What is asked of the planner, as plain data: part of a plan's identity.
+
+use serde::{Deserialize, Serialize};
+use terrace_profiles::units::{Align, Bytes};
+
+/// What is asked of the planner. Two plans with equal profile and options are equal byte for byte.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// Every size is rounded up to it and every offset a multiple of it.
+    pub align: Align,
+    /// The plan must fit under it. With one, the exact search stops as soon as it fits.
+    pub capacity: Option<Bytes>,
+    /// When buffers of different lanes may share bytes.
+    pub lanes: LaneRule,
+    /// Which of a buffer's two ends counts.
+    pub free: FreeRule,
+    /// Most nodes the exact search and the local search may visit, each.
+    pub budget_nodes: u64,
+}
+
+/// When buffers of different lanes may share bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum LaneRule {
+    /// Never: each lane has an arena of its own. Safe whatever the streams do.
+    #[default]
+    Separate,
+    /// Where a recorded wait orders the free before the allocation.
+    Ordered,
+    /// Whenever the ticks allow: right if the record's frees are those of a stream-safe allocator.
+    Shared,
+}
+
+/// Which of a buffer's two ends counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FreeRule {
+    /// The free that the recorded allocator completed: safe across streams.
+    #[default]
+    Completed,
+    /// The free that the program asked for: enough where one stream reuses the bytes.
+    Requested,
+}
+
+/// Nodes of search where nothing is said: a few seconds on one core.
+pub const DEFAULT_BUDGET_NODES: u64 = 1_000_000;
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            align: Align::DEFAULT,
+            capacity: None,
+            lanes: LaneRule::default(),
+            free: FreeRule::default(),
+            budget_nodes: DEFAULT_BUDGET_NODES,
+        }
+    }
+}

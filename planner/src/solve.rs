@@ -1,0 +1,526 @@
+//! The portfolio: a problem in, the best placement within the budget out.
+//!
+//! ```text
+//!   lane -> parts -> heuristics, raced -> local search -> exact search, raced -> placement + proof
+//!                    \__ each stops at the lower bound, or at what another part needs anyway __/
+//! ```
+//!
+//! Nothing here reads a clock, and threads never decide: strategies have numbers, those below the first one that reaches
+//! its goal always run to their end, and the lowest number wins. So equal problem and options give equal placements on any
+//! machine and any number of threads. Only [`Control::cancel`] can cut that short, and then the proof says so.
+
+mod fit;
+mod improve;
+mod neighbours;
+mod order;
+mod search;
+mod skyline;
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use terrace_profiles::units::Offset;
+
+use crate::error::Error;
+use crate::options::Options;
+use crate::plan::Proof;
+use crate::problem::{Placement, Problem};
+use crate::sweep::{self, Part};
+use fit::Rule;
+use neighbours::Neighbours;
+use search::Verdict;
+
+/// How a solve is run, as opposed to what is asked: none of it changes the answer, unless `cancel` is set.
+#[derive(Clone, Copy, Default)]
+pub struct Control<'a> {
+    /// Threads to use; 0 means one.
+    pub threads: usize,
+    /// Set it from outside to stop soon with the best placement so far.
+    pub cancel: Option<&'a AtomicBool>,
+    /// Called now and then with what is being done.
+    pub progress: Option<&'a (dyn Fn(&str) + Sync)>,
+}
+
+/// A placement and what is known about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Solved {
+    /// The offsets.
+    pub placement: Placement,
+    /// Their proof.
+    pub proof: Proof,
+}
+
+/// A way to place all items of a part at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heuristic {
+    Colour,
+    Dive(order::Order),
+    Replay(Rule),
+    Fit(order::Order, Rule),
+}
+
+/// In this order: what is quick and mostly reaches the bound comes first.
+const HEURISTICS: [Heuristic; 19] = [
+    Heuristic::Colour,
+    Heuristic::Dive("AW"),
+    Heuristic::Dive("TLE"),
+    Heuristic::Dive("E"),
+    Heuristic::Dive("TAW"),
+    Heuristic::Dive("ZB"),
+    Heuristic::Dive("TWA"),
+    Heuristic::Dive("WAT"),
+    Heuristic::Dive("B"),
+    Heuristic::Dive("LET"),
+    Heuristic::Replay(Rule::Best),
+    Heuristic::Replay(Rule::First),
+    Heuristic::Fit("Z", Rule::First),
+    Heuristic::Fit("A", Rule::First),
+    Heuristic::Fit("WZ", Rule::First),
+    Heuristic::Fit("B", Rule::First),
+    Heuristic::Fit("Z", Rule::Best),
+    Heuristic::Fit("W", Rule::Best),
+    Heuristic::Fit("B", Rule::Best),
+];
+
+/// Static orders of the exact search, tried side by side.
+const SEARCH_ORDERS: [order::Order; 3] = ["WAT", "TAW", "TWA"];
+
+/// Larger parts are left to the heuristics and the local search.
+const MOST_SEARCHED_ITEMS: usize = 4096;
+
+/// One member of the portfolio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Strategy {
+    Heuristic(Heuristic),
+    SqueakyWheel,
+    Search(order::Order),
+}
+
+fn strategies() -> impl Iterator<Item = Strategy> {
+    let heuristics = HEURISTICS.into_iter().map(Strategy::Heuristic);
+    heuristics.chain([Strategy::SqueakyWheel]).chain(SEARCH_ORDERS.into_iter().map(Strategy::Search))
+}
+
+/// The names of all strategies, as they appear in [`Proof::strategy`].
+pub fn strategy_names() -> Vec<String> {
+    strategies().map(Strategy::name).collect()
+}
+
+/// The best placement within the budget.
+pub fn solve(problem: &Problem, options: &Options, control: &Control<'_>) -> Result<Solved, Error> {
+    let solved = portfolio(problem, None, options, control)?;
+    Ok(solved.expect("the portfolio ends in a pile, which always has an answer"))
+}
+
+/// What one strategy makes of a problem on its own; `None` if it gives up on it, as those that need a list of pairs do on
+/// large problems, or if it is not one of [`strategy_names`]. For tests and benchmarks that look at each.
+pub fn solve_with(
+    strategy: &str,
+    problem: &Problem,
+    options: &Options,
+    control: &Control<'_>,
+) -> Result<Option<Solved>, Error> {
+    match strategies().find(|known| known.name() == strategy) {
+        Some(known) => portfolio(problem, Some(known), options, control),
+        None => Ok(None),
+    }
+}
+
+fn portfolio(
+    problem: &Problem,
+    only: Option<Strategy>,
+    options: &Options,
+    control: &Control<'_>,
+) -> Result<Option<Solved>, Error> {
+    problem.validate()?;
+    let mut offsets = vec![0_u64; problem.buffers.len()];
+    let mut proof =
+        Proof { optimal: true, strategy: "none".to_owned(), nodes: 0, interrupted: false };
+    for (buffer, offset) in problem.buffers.iter().zip(&mut offsets) {
+        *offset = buffer.fixed.map_or(0, Offset::get);
+    }
+    // Lanes share nothing, so each lies above those before it; the one with fixed offsets must lie at the base.
+    let mut lanes: Vec<u32> = problem.buffers.iter().map(|buffer| buffer.lane).collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    let pinned = |lane: &u32| !problem.buffers.iter().any(|buffer| buffer.lane == *lane && buffer.fixed.is_some());
+    lanes.sort_by_key(|lane| (pinned(lane), *lane));
+    let (mut base, mut widest) = (0_u64, 0);
+    for lane in lanes {
+        let coarsest = problem.buffers.iter().filter(|b| b.lane == lane).map(|b| b.align.get()).max().unwrap_or(1);
+        let aligned = base.next_multiple_of(coarsest);
+        // A hole between lanes is not part of either lane's bound.
+        proof.optimal &= aligned == base;
+        base = aligned;
+        let room = options.capacity.map(|capacity| capacity.get().saturating_sub(base));
+        let lane = Lane { problem, lane, room, only, options, control };
+        let Some(solved) = lane.solve(&mut offsets, base) else { return Ok(None) };
+        proof.optimal &= solved.optimal;
+        proof.nodes += solved.nodes;
+        proof.interrupted |= solved.interrupted;
+        if solved.makespan > widest {
+            widest = solved.makespan;
+            proof.strategy = solved.strategy;
+        }
+        base += solved.makespan;
+    }
+    let offsets = offsets.into_iter().map(|offset| Offset::new(offset).expect("validate() bounds every offset"));
+    Ok(Some(Solved { placement: Placement { offsets: offsets.collect() }, proof }))
+}
+
+/// The buffers of one lane, to be placed from a base.
+struct Lane<'a> {
+    problem: &'a Problem,
+    lane: u32,
+    /// Bytes left under the capacity.
+    room: Option<u64>,
+    /// The one strategy to use, or the portfolio.
+    only: Option<Strategy>,
+    options: &'a Options,
+    control: &'a Control<'a>,
+}
+
+/// What became of a lane; bytes above its base.
+struct Outcome {
+    makespan: u64,
+    optimal: bool,
+    strategy: String,
+    nodes: u64,
+    interrupted: bool,
+}
+
+impl Lane<'_> {
+    fn solve(&self, offsets: &mut [u64], base: u64) -> Option<Outcome> {
+        let (strategy, nodes, interrupted) = ("none".to_owned(), 0, false);
+        let mut lane = Outcome { makespan: self.floor(), optimal: true, strategy, nodes, interrupted };
+        for part in sweep::parts(self.problem, self.lane) {
+            // Nothing is gained below what an earlier part, or a single buffer, needs anyway.
+            let goal = part.bound.max(lane.makespan / part.unit);
+            let room = self.room.map(|room| room / part.unit);
+            let mut attempt = Attempt::new(&part, goal, room, self.options, self.control);
+            match self.only {
+                None => attempt.run(),
+                Some(strategy) => attempt.run_only(strategy)?,
+            }
+            let makespan = attempt.makespan * part.unit;
+            for (item, &id) in part.ids.iter().enumerate() {
+                offsets[id as usize] = base + attempt.offsets[item] * part.unit;
+            }
+            lane.nodes += attempt.nodes;
+            lane.interrupted |= attempt.interrupted;
+            if makespan > lane.makespan || lane.strategy == "none" {
+                // The part that needs most decides: the others could not make the lane smaller.
+                lane.optimal = attempt.optimal;
+                lane.strategy = attempt.strategy;
+                lane.makespan = lane.makespan.max(makespan);
+            }
+        }
+        Some(lane)
+    }
+
+    /// What single buffers need: the end of what is fixed, the size of what is never in use.
+    fn floor(&self) -> u64 {
+        let own = self.problem.buffers.iter().filter(|buffer| buffer.lane == self.lane);
+        own.map(|buffer| buffer.fixed.map_or(0, Offset::get) + buffer.size.get()).max().unwrap_or(0)
+    }
+}
+
+/// The state of one part while strategies are tried on it.
+struct Attempt<'a> {
+    part: &'a Part,
+    goal: u64,
+    room: Option<u64>,
+    options: &'a Options,
+    control: &'a Control<'a>,
+    neighbours: OnceLock<Option<Neighbours>>,
+    offsets: Vec<u64>,
+    makespan: u64,
+    optimal: bool,
+    strategy: String,
+    nodes: u64,
+    interrupted: bool,
+}
+
+impl<'a> Attempt<'a> {
+    fn new(part: &'a Part, goal: u64, room: Option<u64>, options: &'a Options, control: &'a Control<'a>) -> Self {
+        let (neighbours, offsets, strategy) = (OnceLock::new(), Vec::new(), String::new());
+        let (makespan, optimal, nodes, interrupted) = (u64::MAX, false, 0, false);
+        Self { part, goal, room, options, control, neighbours, offsets, makespan, optimal, strategy, nodes, interrupted }
+    }
+
+    fn run(&mut self) {
+        self.heuristics();
+        if self.makespan > self.goal {
+            self.improve();
+        }
+        if self.makespan > self.goal {
+            self.search(&SEARCH_ORDERS);
+        }
+        self.close();
+    }
+
+    /// `None` if the strategy gives up.
+    fn run_only(&mut self, strategy: Strategy) -> Option<()> {
+        match strategy {
+            Strategy::Heuristic(heuristic) => {
+                let offsets = self.place(heuristic, &Stop::never())?;
+                self.nodes += self.part.len() as u64;
+                self.keep(self.top(&offsets), offsets, || strategy.name());
+            }
+            Strategy::SqueakyWheel => self.improve(),
+            Strategy::Search(order) => {
+                // The search lowers an answer; this one it can always lower.
+                let pile = pile(self.part);
+                self.keep(self.top(&pile), pile, || "pile".to_owned());
+                self.search(&[order]);
+            }
+        }
+        self.close();
+        (self.offsets.len() == self.part.len()).then_some(())
+    }
+
+    fn close(&mut self) {
+        self.optimal |= self.makespan <= self.goal;
+        self.interrupted = self.cancelled() && !self.optimal;
+    }
+
+    fn heuristics(&mut self) {
+        self.say("trying orders");
+        let tries = self.race(HEURISTICS.len(), |index, stop| {
+            let offsets = if index == LAST_RESORT {
+                // Never stopped: there must be some answer.
+                self.place(HEURISTICS[index], &Stop::never())
+            } else {
+                self.place(HEURISTICS[index], stop)
+            };
+            offsets.map(|offsets| (self.top(&offsets), offsets))
+        }, |found| found.as_ref().is_some_and(|(makespan, _)| *makespan <= self.goal));
+        for (heuristic, found) in HEURISTICS.iter().zip(tries) {
+            self.nodes += self.part.len() as u64;
+            if let Some((makespan, offsets)) = found {
+                self.keep(makespan, offsets, || heuristic.name());
+            }
+        }
+        if self.offsets.len() != self.part.len() {
+            // Every heuristic gave up or was stopped: items in a pile always fit.
+            let pile = pile(self.part);
+            self.keep(self.top(&pile), pile, || "pile".to_owned());
+        }
+    }
+
+    fn place(&self, heuristic: Heuristic, stop: &Stop<'_>) -> Option<Vec<u64>> {
+        match heuristic {
+            Heuristic::Colour => fit::colour(self.part),
+            Heuristic::Dive(order) => skyline::dive(self.part, &order::ranks(self.part, order), stop),
+            Heuristic::Replay(rule) => fit::replay(self.part, rule, stop),
+            Heuristic::Fit(order, rule) => {
+                fit::fit(self.part, &order::sorted(self.part, order), rule, self.neighbours()?, stop)
+            }
+        }
+    }
+
+    fn improve(&mut self) {
+        self.say("improving orders");
+        // A fit looks at pairs, far cheaper than a search node: a quarter of the budget's time at most.
+        let budget = self.options.budget_nodes.saturating_mul(16);
+        let Some(neighbours) = self.neighbours() else { return };
+        let stop = Stop { cancel: self.control.cancel, ..Stop::never() };
+        let (offsets, visits) = improve::squeaky_wheel(self.part, neighbours, self.goal, budget, &stop);
+        self.nodes += visits / 16;
+        if let Some(offsets) = offsets {
+            self.keep(self.top(&offsets), offsets, || Strategy::SqueakyWheel.name());
+        }
+    }
+
+    /// Probes the goal, where a tight capacity prunes most; then lowers the best by one unit until refuted.
+    fn search(&mut self, orders: &[order::Order]) {
+        let fits = |attempt: &Self| attempt.room.is_some_and(|room| attempt.makespan <= room);
+        if self.part.len() > MOST_SEARCHED_ITEMS || self.neighbours().is_none() || fits(self) {
+            return;
+        }
+        let mut left = self.options.budget_nodes;
+        let mut floor = self.goal;
+        // With a capacity only that is asked for; it may be refuted where the goal alone would be too hard.
+        let first = self.room.map_or(self.goal, |room| room.max(self.goal));
+        let mut capacity = first.min(self.makespan - 1);
+        let mut share = left / 2;
+        while left > 0 && self.makespan > floor && !fits(self) {
+            let spent = self.probe(orders, capacity, &mut floor, share.min(left));
+            left -= spent.min(left);
+            if self.cancelled() {
+                return;
+            }
+            // After the first probe, what is left goes into the step below the best.
+            if capacity == self.makespan - 1 && self.makespan > floor && spent >= share {
+                return;
+            }
+            capacity = self.makespan.saturating_sub(1).max(floor);
+            share = left;
+        }
+        self.optimal |= self.makespan <= floor;
+    }
+
+    /// One capacity, by all search orders side by side with doubling budgets. A refutation raises `floor`.
+    fn probe(&mut self, orders: &[order::Order], capacity: u64, floor: &mut u64, budget: u64) -> u64 {
+        self.say("searching");
+        let mut spent = 0;
+        let mut each = 64 * self.part.len() as u64;
+        while spent < budget && !self.cancelled() {
+            let each_now = each.min((budget - spent).div_ceil(orders.len() as u64));
+            let tries = self.race(orders.len(), |index, stop| {
+                let rank = order::ranks(self.part, orders[index]);
+                let neighbours = self.neighbours().expect("search() asked for them");
+                search::search(self.part, neighbours, &rank, capacity, each_now, stop)
+            }, |(verdict, _)| *verdict != Verdict::Spent);
+            let (mut decided, mut gave_up) = (false, false);
+            for (order, (verdict, nodes)) in orders.iter().zip(tries) {
+                spent += nodes;
+                self.nodes += nodes;
+                match verdict {
+                    Verdict::Found(offsets) => {
+                        self.keep(self.top(&offsets), offsets, || Strategy::Search(order).name());
+                        decided = true;
+                    }
+                    Verdict::Refuted => {
+                        *floor = (*floor).max(capacity + 1);
+                        decided = true;
+                    }
+                    Verdict::Exhausted => gave_up = true,
+                    Verdict::Spent => {}
+                }
+            }
+            if gave_up {
+                // No budget changes this answer.
+                return budget;
+            }
+            if decided {
+                break;
+            }
+            each *= 2;
+        }
+        spent
+    }
+
+    /// Runs tasks `0..count` on the control's threads. Returns the results up to the first that is `done`; tasks after it
+    /// are stopped or never begun, those before it always finish, so the answer does not depend on time.
+    fn race<T: Send + Sync>(
+        &self,
+        count: usize,
+        task: impl Fn(usize, &Stop<'_>) -> T + Sync,
+        done: impl Fn(&T) -> bool + Sync,
+    ) -> Vec<T> {
+        let (next, first_done) = (AtomicUsize::new(0), AtomicUsize::new(count));
+        let results: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
+        let work = || {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= count || index > first_done.load(Ordering::Acquire) {
+                    return;
+                }
+                let result = task(index, &Stop { cancel: self.control.cancel, first_done: Some(&first_done), index });
+                if done(&result) {
+                    first_done.fetch_min(index, Ordering::AcqRel);
+                }
+                let fresh = results[index].set(result).is_ok();
+                assert!(fresh, "each task runs once");
+            }
+        };
+        // Threads cost more than small parts do.
+        let threads = if self.part.len() < 512 { 1 } else { self.control.threads.clamp(1, count) };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let kept = first_done.into_inner().saturating_add(1).min(count);
+        results.into_iter().take(kept).map(|result| result.into_inner().expect("tasks up to the first done ran")).collect()
+    }
+
+    fn neighbours(&self) -> Option<&Neighbours> {
+        self.neighbours.get_or_init(|| Neighbours::new(self.part)).as_ref()
+    }
+
+    fn keep(&mut self, makespan: u64, offsets: Vec<u64>, strategy: impl Fn() -> String) {
+        if makespan < self.makespan {
+            (self.makespan, self.offsets, self.strategy) = (makespan, offsets, strategy());
+        }
+    }
+
+    fn top(&self, offsets: &[u64]) -> u64 {
+        offsets.iter().zip(&self.part.size).map(|(offset, size)| offset + size).max().unwrap_or(0)
+    }
+
+    fn cancelled(&self) -> bool {
+        self.control.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed))
+    }
+
+    fn say(&self, what: &str) {
+        if let Some(progress) = self.control.progress {
+            progress(&format!("{what}: {} buffers in {} sections", self.part.len(), self.part.load.len()));
+        }
+    }
+}
+
+/// The heuristic that runs even when cancelled, so that there is an answer: cheap on any input.
+const LAST_RESORT: usize = 1;
+
+/// Whether a running task should give up.
+pub struct Stop<'a> {
+    cancel: Option<&'a AtomicBool>,
+    first_done: Option<&'a AtomicUsize>,
+    index: usize,
+}
+
+impl Stop<'_> {
+    /// Never.
+    fn never() -> Self {
+        Self { cancel: None, first_done: None, index: 0 }
+    }
+
+    /// Whether to give up now: the caller cancelled, or a task with a lower number is done.
+    pub fn now(&self) -> bool {
+        self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed))
+            || self.first_done.is_some_and(|first| first.load(Ordering::Relaxed) < self.index)
+    }
+}
+
+impl Strategy {
+    fn name(self) -> String {
+        match self {
+            Self::Heuristic(heuristic) => heuristic.name(),
+            Self::SqueakyWheel => "squeaky-wheel".to_owned(),
+            Self::Search(order) => format!("search/{order}"),
+        }
+    }
+}
+
+impl Heuristic {
+    fn name(self) -> String {
+        match self {
+            Self::Colour => "interval-colouring".to_owned(),
+            Self::Dive(order) => format!("dive/{order}"),
+            Self::Replay(rule) => format!("replay/{}", rule_name(rule)),
+            Self::Fit(order, rule) => format!("{}/{order}", rule_name(rule)),
+        }
+    }
+}
+
+fn rule_name(rule: Rule) -> &'static str {
+    match rule {
+        Rule::First => "first-fit",
+        Rule::Best => "best-fit",
+    }
+}
+
+/// Every item above all before it: valid whatever the constraints.
+fn pile(part: &Part) -> Vec<u64> {
+    let mut top = 0;
+    (0..part.len())
+        .map(|item| {
+            let offset = part.lowest_fit(item, top);
+            top = offset + part.size[item];
+            offset
+        })
+        .collect()
+}

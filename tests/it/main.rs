@@ -1,0 +1,7 @@
+//! The integration tests: one binary, one module for each subject.
+
+mod arrows;
+mod cli;
+mod codec;
+mod import;
+mod solve;
