@@ -266,8 +266,9 @@
       const name = fit(label.text, room);
       if (name) pen.fillText(name, start, two ? middle - 7 : middle);
       if (two) {
-        const size = fit(human(rects.to[i] - rects.from[i]), room);
-        if (size) pen.fillText(size, start, middle + 8);
+        const size = human(rects.to[i] - rects.from[i]);
+        // Half a number is a wrong number.
+        if (pen.measureText(size).width <= room) pen.fillText(size, start, middle + 8);
       }
     }
   }
@@ -276,7 +277,7 @@
   function fit(text, room) {
     const width = pen.measureText(text).width;
     if (width <= room) return text;
-    for (let most = Math.floor((text.length * room) / width); most > 3; most--) {
+    for (let most = Math.floor((text.length * room) / width); most > 7; most--) {
       const short = "…" + text.slice(-most);
       if (pen.measureText(short).width <= room) return short;
     }

@@ -101,13 +101,14 @@ fn notes(notes: &[(String, String)]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for (key, text) in notes {
         let note = format!("{}: {}", printable(key), printable(text));
+        let full = lines.len() == MOST_NOTE_LINES;
         match lines.last_mut() {
             Some(line) if line.chars().count() + note.chars().count() < NOTE_LINE => {
                 line.push_str(" · ");
                 line.push_str(&note);
             }
-            _ if lines.len() == MOST_NOTE_LINES => {
-                lines[MOST_NOTE_LINES - 1].push_str(" …");
+            Some(line) if full => {
+                line.push_str(" …");
                 break;
             }
             _ => lines.push(note),

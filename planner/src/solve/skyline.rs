@@ -19,7 +19,7 @@ use super::Stop;
 use crate::sweep::Part;
 
 /// A dive that needs more looks than this an item is given up: other orders do the same work for less.
-const LOOKS_PER_ITEM: u64 = 400;
+const LOOKS_PER_ITEM: u64 = 128;
 
 /// Offsets in units for each item, ties broken by `rank` (lower first); `None` if it was stopped or looks too often.
 pub fn dive(part: &Part, rank: &[u32], stop: &Stop<'_>) -> Option<Vec<u64>> {
