@@ -2,7 +2,7 @@
 //!
 //! [`run`] is the whole command as a function from arguments to bytes and a status, so tests call it in process. Status 0:
 //! done, or it fits; 1: a finding (does not fit); 2: bad usage or bad input. Files appear whole or not at all
-//! ([`output`]).
+//! (`cli/output.rs`).
 
 mod args;
 mod output;

@@ -18,7 +18,9 @@ pub enum Error {
         buffer: usize,
     },
     /// A fixed offset breaks its own alignment.
-    #[error("buffer {buffer} is fixed at offset {offset}, which is not a multiple of its alignment {align}; pass a smaller --align")]
+    #[error(
+        "buffer {buffer} is fixed at offset {offset}, which is not a multiple of its alignment {align}; pass a smaller --align"
+    )]
     FixedNotAligned {
         /// The buffer.
         buffer: usize,
@@ -38,7 +40,9 @@ pub enum Error {
         tick: u64,
     },
     /// Lanes are stacked on each other; only one can have offsets given from outside.
-    #[error("lanes {first} and {second} both hold buffers with fixed offsets; only one lane may, or share the lanes with --lanes shared")]
+    #[error(
+        "lanes {first} and {second} both hold buffers with fixed offsets; only one lane may, or share the lanes with --lanes shared"
+    )]
     FixedInTwoLanes {
         /// One lane.
         first: u32,
@@ -56,7 +60,9 @@ pub enum Error {
         buffers: usize,
     },
     /// Too many cross-lane pairs to list.
-    #[error("ordering the lanes by their waits needs more than {limit} pairs of buffers kept apart; use --lanes separate")]
+    #[error(
+        "ordering the lanes by their waits needs more than {limit} pairs of buffers kept apart; use --lanes separate"
+    )]
     TooManyPairs {
         /// The most pairs kept.
         limit: usize,
@@ -81,7 +87,9 @@ pub enum Error {
         second: u32,
     },
     /// The interference of so many buffers cannot be drawn.
-    #[error("an interference graph of {buffers} buffers cannot be drawn; dot draws up to {limit}, html and svg draw any plan")]
+    #[error(
+        "an interference graph of {buffers} buffers cannot be drawn; dot draws up to {limit}, html and svg draw any plan"
+    )]
     TooLargeToDraw {
         /// How many storages.
         buffers: usize,

@@ -101,7 +101,8 @@ fn share(lives: &[Life]) -> Result<(Vec<Storage>, Vec<u32>), Error> {
         storage.align = storage.align.max(hints.align);
         match (storage.fixed, hints.fixed) {
             (Some(known), Some(fixed)) if known != fixed => {
-                let first = storage.members.iter().copied().find(|m| lives[*m as usize].hints.is_some()).unwrap_or(index);
+                let first =
+                    storage.members.iter().copied().find(|m| lives[*m as usize].hints.is_some()).unwrap_or(index);
                 return Err(Error::AliasFixedTwice { first, second: index });
             }
             (known, fixed) => storage.fixed = known.or(fixed),
@@ -174,7 +175,8 @@ impl Order {
                     let (a, b, before, after) =
                         if before.birth <= after.birth { (a, b, before, after) } else { (b, a, after, before) };
                     if before.lane != after.lane && end(before, free) <= after.birth {
-                        unordered |= !self.freed_in[a as usize].is_some_and(|free| ordered(free, self.born_in[b as usize]));
+                        unordered |=
+                            !self.freed_in[a as usize].is_some_and(|free| ordered(free, self.born_in[b as usize]));
                     }
                 }
                 if unordered {
@@ -188,7 +190,12 @@ impl Order {
 
 /// What a storage uses when: the hull of what its members use, stretch by stretch; empty if that is all of `size` from
 /// birth to death.
-pub fn stretches(storage: &Storage, lives: &[Life], free: FreeRule, size: Bytes) -> (Lifetime, Vec<(Lifetime, Range<u64>)>) {
+pub fn stretches(
+    storage: &Storage,
+    lives: &[Life],
+    free: FreeRule,
+    size: Bytes,
+) -> (Lifetime, Vec<(Lifetime, Range<u64>)>) {
     let members = storage.members.iter().map(|member| &lives[*member as usize]);
     let birth = members.clone().map(|life| life.birth).min().expect("a storage has members");
     let death = members.clone().map(|life| end(life, free)).max().expect("a storage has members");

@@ -1,6 +1,6 @@
 //! A checked placement with everything a reader needs: what lies where and when, how good it is and what proves that.
 //!
-//! A [`Plan`] exists only through [`check`](crate::check::check): its fields are private, [`Plan::new`] runs the check, and a
+//! A [`Plan`] exists only through [`check`]: its fields are private, [`Plan::new`] runs the check, and a
 //! plan read from a file is checked again before anyone sees it.
 
 use serde::{Deserialize, Serialize};
@@ -51,8 +51,10 @@ pub struct Slot {
     pub lane: u32,
     /// Tick of the allocation.
     pub birth: Tick,
-    /// Tick of the free.
+    /// Tick of the free; for a buffer that is never freed, the tick after the last event.
     pub death: Tick,
+    /// Whether a free was recorded.
+    pub freed: bool,
     /// Index into the problem's buffers; aliases share one.
     pub storage: u32,
 }
@@ -92,7 +94,8 @@ impl Plan {
         body.consistent().map_err(|reason| Error::BadPlan { name: name.to_owned(), reason })?;
         let plan = Self::new(body)?;
         if plan.fingerprint != fingerprint {
-            let reason = "the fingerprint is not that of the profile and options inside; make the plan again".to_owned();
+            let reason =
+                "the fingerprint is not that of the profile and options inside; make the plan again".to_owned();
             return Err(Error::BadPlan { name: name.to_owned(), reason });
         }
         if plan.body.proof.optimal && plan.makespan < plan.lower_bound.bytes {

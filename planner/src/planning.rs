@@ -69,6 +69,7 @@ pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Resu
         lane: life.lane.0,
         birth: life.birth,
         death: crate::graph::end(life, options.free),
+        freed: life.freed,
         storage,
     });
     let makespan = solved.placement.makespan(&problem);

@@ -169,7 +169,15 @@ mod tests {
             let (birth, death) = (Tick(birth), Tick(death));
             let bytes = Bytes::new(bytes).unwrap();
             let life = Interval::new(birth, death).unwrap();
-            body.slots.push(Slot { bytes, label: label as u32, lane: 0, birth, death, storage: index as u32 });
+            body.slots.push(Slot {
+                bytes,
+                label: label as u32,
+                lane: 0,
+                birth,
+                death,
+                freed: true,
+                storage: index as u32,
+            });
             body.problem.buffers.push(Buffer::new(bytes.align_up(Align::DEFAULT).unwrap(), Align::DEFAULT, life));
             body.placement.offsets.push(Offset::new(offset).unwrap());
         }
@@ -186,7 +194,8 @@ mod tests {
         let bytes = |b| Bytes::new(b).unwrap();
         body.lanes.push("copy".to_owned());
         body.labels.push("net.py:4:view".to_owned());
-        let view = Slot { bytes: bytes(512), label: 3, lane: 0, birth: Tick(5), death: Tick(12), storage: 1 };
+        let view =
+            Slot { bytes: bytes(512), label: 3, lane: 0, birth: Tick(5), death: Tick(12), freed: false, storage: 1 };
         body.slots.push(view);
         let piece = |start, end, from, to| Piece {
             lifetime: Interval::new(Tick(start), Tick(end)).unwrap(),

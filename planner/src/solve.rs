@@ -134,8 +134,7 @@ fn portfolio(
 ) -> Result<Option<Solved>, Error> {
     problem.validate()?;
     let mut offsets = vec![0_u64; problem.buffers.len()];
-    let mut proof =
-        Proof { optimal: true, strategy: "none".to_owned(), nodes: 0, interrupted: false };
+    let mut proof = Proof { optimal: true, strategy: "none".to_owned(), nodes: 0, interrupted: false };
     for (buffer, offset) in problem.buffers.iter().zip(&mut offsets) {
         *offset = buffer.fixed.map_or(0, Offset::get);
     }
@@ -245,7 +244,20 @@ impl<'a> Attempt<'a> {
     fn new(part: &'a Part, goal: u64, room: Option<u64>, options: &'a Options, control: &'a Control<'a>) -> Self {
         let (neighbours, offsets, strategy) = (OnceLock::new(), Vec::new(), String::new());
         let (makespan, optimal, nodes, interrupted) = (u64::MAX, false, 0, false);
-        Self { part, goal, room, options, control, neighbours, offsets, makespan, optimal, strategy, nodes, interrupted }
+        Self {
+            part,
+            goal,
+            room,
+            options,
+            control,
+            neighbours,
+            offsets,
+            makespan,
+            optimal,
+            strategy,
+            nodes,
+            interrupted,
+        }
     }
 
     fn run(&mut self) {
@@ -286,15 +298,19 @@ impl<'a> Attempt<'a> {
 
     fn heuristics(&mut self) {
         self.say("trying orders");
-        let tries = self.race(HEURISTICS.len(), |index, stop| {
-            let offsets = if index == LAST_RESORT {
-                // Never stopped: there must be some answer.
-                self.place(HEURISTICS[index], &Stop::never())
-            } else {
-                self.place(HEURISTICS[index], stop)
-            };
-            offsets.map(|offsets| (self.top(&offsets), offsets))
-        }, |found| found.as_ref().is_some_and(|(makespan, _)| *makespan <= self.goal));
+        let tries = self.race(
+            HEURISTICS.len(),
+            |index, stop| {
+                let offsets = if index == LAST_RESORT {
+                    // Never stopped: there must be some answer.
+                    self.place(HEURISTICS[index], &Stop::never())
+                } else {
+                    self.place(HEURISTICS[index], stop)
+                };
+                offsets.map(|offsets| (self.top(&offsets), offsets))
+            },
+            |found| found.as_ref().is_some_and(|(makespan, _)| *makespan <= self.goal),
+        );
         for (heuristic, found) in HEURISTICS.iter().zip(tries) {
             self.nodes += self.part.len() as u64;
             if let Some((makespan, offsets)) = found {
@@ -367,11 +383,15 @@ impl<'a> Attempt<'a> {
         let mut each = 64 * self.part.len() as u64;
         while spent < budget && !self.cancelled() {
             let each_now = each.min((budget - spent).div_ceil(orders.len() as u64));
-            let tries = self.race(orders.len(), |index, stop| {
-                let rank = order::ranks(self.part, orders[index]);
-                let neighbours = self.neighbours().expect("search() asked for them");
-                search::search(self.part, neighbours, &rank, capacity, each_now, stop)
-            }, |(verdict, _)| *verdict != Verdict::Spent);
+            let tries = self.race(
+                orders.len(),
+                |index, stop| {
+                    let rank = order::ranks(self.part, orders[index]);
+                    let neighbours = self.neighbours().expect("search() asked for them");
+                    search::search(self.part, neighbours, &rank, capacity, each_now, stop)
+                },
+                |(verdict, _)| *verdict != Verdict::Spent,
+            );
             let (mut decided, mut gave_up) = (false, false);
             for (order, (verdict, nodes)) in orders.iter().zip(tries) {
                 spent += nodes;
@@ -434,7 +454,11 @@ impl<'a> Attempt<'a> {
             work();
         });
         let kept = first_done.into_inner().saturating_add(1).min(count);
-        results.into_iter().take(kept).map(|result| result.into_inner().expect("tasks up to the first done ran")).collect()
+        results
+            .into_iter()
+            .take(kept)
+            .map(|result| result.into_inner().expect("tasks up to the first done ran"))
+            .collect()
     }
 
     fn neighbours(&self) -> Option<&Neighbours> {

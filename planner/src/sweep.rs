@@ -11,7 +11,7 @@
 //!
 //! `n` buffers give at most `n` sections. Buffers without bytes take no part; buffers with a fixed offset become obstacles.
 
-use terrace_profiles::units::Tick;
+use terrace_profiles::units::{Offset, Tick};
 
 use crate::problem::{Buffer, Problem};
 
@@ -319,12 +319,12 @@ fn build(
 
 /// All numbers of bytes that a placement of this buffer is made of.
 fn quanta(buffer: &Buffer, rects: &[Rect]) -> impl Iterator<Item = u64> {
-    let own = [buffer.size.get(), buffer.align.get(), buffer.fixed.map_or(0, |offset| offset.get())];
+    let own = [buffer.size.get(), buffer.align.get(), buffer.fixed.map_or(0, Offset::get)];
     own.into_iter().chain(rects.iter().flat_map(|rect| [rect.from, rect.to]))
 }
 
 fn span_kept_off(fixed: &Buffer, item: u32, unit: u64) -> (u32, u64, u64) {
-    let from = fixed.fixed.map_or(0, |offset| offset.get());
+    let from = fixed.fixed.map_or(0, Offset::get);
     (item, from / unit, (from + fixed.size.get()) / unit)
 }
 
@@ -334,7 +334,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use terrace_profiles::units::{Align, Bytes, Interval, Offset};
+    use terrace_profiles::units::{Align, Bytes, Interval};
 
     use super::*;
     use crate::problem::Piece;

@@ -6,11 +6,8 @@ use std::path::Path;
 use terrace_tests::corpus::root;
 
 /// Crate and the crates of this workspace that it may name.
-const ARROWS: &[(&str, &[&str])] = &[
-    ("profiles", &[]),
-    ("planner", &["terrace-profiles"]),
-    ("tests", &["terrace-planner", "terrace-profiles"]),
-];
+const ARROWS: &[(&str, &[&str])] =
+    &[("profiles", &[]), ("planner", &["terrace-profiles"]), ("tests", &["terrace-planner", "terrace-profiles"])];
 
 /// Dependency (as its path begins in Rust) and the files that may name it.
 const DOORS: &[(&str, &[&str])] = &[

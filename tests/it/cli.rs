@@ -253,7 +253,8 @@ fn bad_input_is_one_sentence_with_status_two_and_leaves_no_file() {
         fs::write(folder.path().join(name), bytes).unwrap();
         string(&folder.path().join(name))
     };
-    let snapshot = fs::read(root().join("tests/corpus/traces/qwen27b_L4_chunked_T12384_C4128_dec4.snapshot.pickle.gz")).unwrap();
+    let snapshot =
+        fs::read(root().join("tests/corpus/traces/qwen27b_L4_chunked_T12384_C4128_dec4.snapshot.pickle.gz")).unwrap();
     plan(&["solve", &string(&small), "-o", &string(&folder.path().join("good.plan"))]);
     let good = fs::read(folder.path().join("good.plan")).unwrap();
     let mut flipped = good.clone();
@@ -317,7 +318,8 @@ fn bad_input_is_one_sentence_with_status_two_and_leaves_no_file() {
         assert_eq!(ran.status, BAD_INPUT, "{case}: {}", ran.err);
         assert!(ran.out.is_empty(), "{case}: nothing is printed");
         assert!(!report.exists(), "{case}: no report appears");
-        seen += &format!("{case}\n  {}", ran.seen(folder.path()).replace("status 2\n--- err\n", "").replace('\n', "\n  "));
+        seen +=
+            &format!("{case}\n  {}", ran.seen(folder.path()).replace("status 2\n--- err\n", "").replace('\n', "\n  "));
         seen = seen.trim_end().to_owned() + "\n";
     }
     insta::assert_snapshot!(seen);

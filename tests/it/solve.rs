@@ -96,7 +96,9 @@ fn every_strategy_passes_the_check_on_random_problems_with_every_constraint() {
         let mut random = Random::new(seed);
         let problem = generate::problem(&mut random, 40, 50, 30, features);
         for strategy in strategy_names() {
-            let Some(solved) = solve_with(&strategy, &problem, &options(2_000), &two_threads()).unwrap() else { continue };
+            let Some(solved) = solve_with(&strategy, &problem, &options(2_000), &two_threads()).unwrap() else {
+                continue;
+            };
             assert_eq!(check(&problem, &solved.placement, None), Ok(()), "{strategy} seed {seed}");
             assert!(oracle::is_valid(&problem, &offsets(&solved.placement)), "{strategy} seed {seed}");
         }
@@ -118,7 +120,9 @@ fn every_strategy_passes_the_check_on_every_file_of_the_corpus() {
         let mut tried = 0;
         for strategy in strategy_names() {
             // The search of large parts is tried on a few hundred nodes only: each strategy must be valid, not good.
-            let Some(solved) = solve_with(&strategy, &problem, &options(300), &two_threads()).unwrap() else { continue };
+            let Some(solved) = solve_with(&strategy, &problem, &options(300), &two_threads()).unwrap() else {
+                continue;
+            };
             assert_eq!(check(&problem, &solved.placement, None), Ok(()), "{strategy} on {}", path.display());
             assert!(solved.placement.makespan(&problem) >= bound, "{strategy} on {}", path.display());
             tried += 1;
@@ -188,7 +192,8 @@ fn a_mutated_placement_is_always_rejected() {
     let mut mutants = 0;
     for seed in 0..200 {
         let mut random = Random::new(seed);
-        let features = Features { aligns: seed % 2 == 0, gaps: seed % 3 == 0, fixed: seed % 5 == 0, ..Features::default() };
+        let features =
+            Features { aligns: seed % 2 == 0, gaps: seed % 3 == 0, fixed: seed % 5 == 0, ..Features::default() };
         let problem = generate::problem(&mut random, 12, 16, 10, features);
         let solved = solve(&problem, &options(500), &two_threads()).unwrap();
         for _ in 0..20 {
@@ -209,7 +214,8 @@ fn mutate(random: &mut Random, problem: &mut Problem, placement: &mut Placement)
     match random.below(3) {
         0 => {
             let offset = placement.offsets[index].get();
-            let moved = if random.below(2) == 0 { offset.saturating_sub(1 + random.below(4)) } else { random.below(40) };
+            let moved =
+                if random.below(2) == 0 { offset.saturating_sub(1 + random.below(4)) } else { random.below(40) };
             placement.offsets[index] = Offset::new(moved).unwrap();
         }
         1 if buffer.pieces.is_empty() => {

@@ -15,7 +15,7 @@ impl Random {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -25,13 +25,13 @@ impl Random {
 
     /// A number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.draw() % bound
     }
 
     /// Log-uniform in `[1, 2^(k_most + 1) - 1]`, as the synthetic instances draw sizes and lives.
     pub fn log_uniform(&mut self, k_most: u64) -> u64 {
-        let k = self.next() % (k_most + 1);
-        (1 << k) + self.next() % (1 << k)
+        let k = self.draw() % (k_most + 1);
+        (1 << k) + self.draw() % (1 << k)
     }
 }
 
@@ -145,7 +145,7 @@ pub fn synth(count: u64, seed: u64) -> Problem {
     let buffers = (0..count).map(|_| {
         let size = 64 * random.log_uniform(17);
         let length = random.log_uniform(11);
-        let lower = random.next() % (2 * count);
+        let lower = random.draw() % (2 * count);
         plain(size, lower, lower + length)
     });
     Problem { buffers: buffers.collect(), apart: Vec::new() }

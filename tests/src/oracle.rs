@@ -1,6 +1,7 @@
 //! Right answers the slow way, sharing no code with the planner: a pairwise validator and the true optimum of small problems.
 
 use terrace_planner::problem::{Buffer, Problem};
+use terrace_profiles::units::Offset;
 
 /// Whether two buffers at those offsets ever use one byte at one tick, or must not share one at all.
 fn clash(problem: &Problem, a: usize, a_offset: u64, b: usize, b_offset: u64) -> bool {
@@ -30,7 +31,7 @@ pub fn is_valid(problem: &Problem, offsets: &[u64]) -> bool {
 /// The smallest makespan there is, by trying every offset of every buffer. For about five small buffers.
 pub fn exhaustive_optimum(problem: &Problem) -> u64 {
     let sum: u64 = problem.buffers.iter().map(|buffer| buffer.size.get() + buffer.align.get()).sum();
-    let highest = problem.buffers.iter().filter_map(|b| b.fixed).map(|fixed| fixed.get()).max().unwrap_or(0);
+    let highest = problem.buffers.iter().filter_map(|b| b.fixed).map(Offset::get).max().unwrap_or(0);
     let mut best = sum + highest + 1;
     deepen(problem, &mut Vec::new(), 0, &mut best);
     best
@@ -45,7 +46,7 @@ fn deepen(problem: &Problem, offsets: &mut Vec<u64>, makespan: u64, best: &mut u
         *best = makespan;
         return;
     };
-    let mut offset = buffer.fixed.map_or(0, |fixed| fixed.get());
+    let mut offset = buffer.fixed.map_or(0, Offset::get);
     while offset + buffer.size.get() < *best {
         if (0..index).all(|other| !clash(problem, index, offset, other, offsets[other])) {
             offsets.push(offset);
@@ -63,7 +64,7 @@ fn deepen(problem: &Problem, offsets: &mut Vec<u64>, makespan: u64, best: &mut u
 /// uses all its bytes whenever it is in use. For about eight buffers of any size.
 pub fn ordered_optimum(problem: &Problem) -> u64 {
     let count = problem.buffers.len();
-    let mut offsets: Vec<Option<u64>> = problem.buffers.iter().map(|b| b.fixed.map(|fixed| fixed.get())).collect();
+    let mut offsets: Vec<Option<u64>> = problem.buffers.iter().map(|b| b.fixed.map(Offset::get)).collect();
     let tops = problem.buffers.iter().filter_map(|b| b.fixed.map(|fixed| fixed.get() + b.size.get()));
     let makespan = tops.max().unwrap_or(0);
     let mut best = u64::MAX;

@@ -20,9 +20,11 @@ impl<'a> Output<'a> {
     /// Writes all of it: to a file beside the target first, synced, then renamed over it.
     pub fn write(self, bytes: &[u8]) -> Result<(), Failure> {
         if self.path.as_os_str() == "-" {
-            return self.standard.write_all(bytes).and_then(|()| self.standard.flush()).map_err(|error| match error.kind() {
-                io::ErrorKind::BrokenPipe => Failure::Closed,
-                _ => failed_write(Path::new("standard output"), error),
+            return self.standard.write_all(bytes).and_then(|()| self.standard.flush()).map_err(|error| {
+                match error.kind() {
+                    io::ErrorKind::BrokenPipe => Failure::Closed,
+                    _ => failed_write(Path::new("standard output"), error),
+                }
             });
         }
         self.replace(bytes).map_err(|error| failed_write(self.path, error))

@@ -2,8 +2,8 @@
 //!
 //! The trace takes one segment for each lane's part of the arena, then allocates and frees in tick order at
 //! `base + offset`. Each stretch in use is one allocation: a plain buffer is one from birth to death, aliases are one
-//! together, a life with gaps is several, since a viewer keyed by address cannot show two at one place. A plan does not say
-//! whether what lives to the last tick is freed there; it is left allocated, as a cache would be.
+//! together, a life with gaps is several, since a viewer keyed by address cannot show two at one place. What the
+//! profile never freed stays allocated.
 //!
 //! The file is a pickle of protocol 4 with plain dicts, lists, tuples, texts and numbers: it asks for no code.
 
@@ -23,7 +23,7 @@ const MOST_ABOVE_BASE: u64 = 1 << 46;
 /// Writes the snapshot; see the module's page.
 pub(super) fn write(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
     let base = if plan.makespan().get() <= MOST_ABOVE_BASE { BASE } else { 0 };
-    let trace = Trace { plan, base, rects: rects(plan), arenas: arenas(plan), end: ticks(plan).1 };
+    let trace = Trace { plan, base, rects: rects(plan), arenas: arenas(plan), kept: kept(plan) };
     let mut pickle = Pickle::new(out)?;
     trace.snapshot(&mut pickle)?;
     pickle.stop()
@@ -34,7 +34,16 @@ struct Trace<'a> {
     base: u64,
     rects: Vec<Rect>,
     arenas: Vec<Arena>,
-    end: u64,
+    /// For each storage whether it is never freed.
+    kept: Vec<bool>,
+}
+
+fn kept(plan: &Plan) -> Vec<bool> {
+    let mut kept = vec![false; plan.problem().buffers.len()];
+    for slot in plan.slots().iter().filter(|slot| !slot.freed) {
+        kept[slot.storage as usize] = true;
+    }
+    kept
 }
 
 impl Trace<'_> {
@@ -64,7 +73,7 @@ impl Trace<'_> {
         let mut left: Vec<&Rect> = self
             .rects
             .iter()
-            .filter(|rect| rect.death == self.end && arena.from <= rect.from && rect.to <= arena.to)
+            .filter(|rect| self.stays(rect) && arena.from <= rect.from && rect.to <= arena.to)
             .collect();
         left.sort_by_key(|rect| rect.from);
         let mut blocks: Vec<(u64, u64, Option<&Rect>)> = Vec::new();
@@ -108,7 +117,7 @@ impl Trace<'_> {
 
     /// Segments first; at one tick frees before allocations, since lives are half-open.
     fn events(&self) -> Vec<Event<'_>> {
-        let frees = self.rects.iter().filter(|rect| rect.death < self.end);
+        let frees = self.rects.iter().filter(|rect| !self.stays(rect));
         let mut events: Vec<Event<'_>> = frees
             .flat_map(|rect| [Event::Free("free_requested", rect), Event::Free("free_completed", rect)])
             .chain(self.rects.iter().map(Event::Alloc))
@@ -143,6 +152,12 @@ impl Trace<'_> {
         })
     }
 
+    /// Whether the rectangle is the last stretch of something never freed.
+    fn stays(&self, rect: &Rect) -> bool {
+        let storage = self.plan.slots()[rect.slot as usize].storage as usize;
+        self.kept[storage] && rect.death == self.plan.problem().buffers[storage].lifetime.end.0
+    }
+
     fn label(&self, rect: &Rect) -> &str {
         self.plan.label(&self.plan.slots()[rect.slot as usize])
     }
@@ -169,7 +184,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::ReportFormat;
-    use super::super::tests::{SMALL, bytes, odd_plan, plan};
+    use super::super::tests::{SMALL, body, bytes, odd_plan, plan};
     use super::*;
 
     #[derive(Clone, Debug, PartialEq)]
@@ -292,6 +307,8 @@ mod tests {
             ("alloc", 0, 900, 0, 6),
             ("free_requested", 0, 900, 0, 10),
             ("free_completed", 0, 900, 0, 10),
+            ("free_requested", 1024, 2048, 0, 12),
+            ("free_completed", 1024, 2048, 0, 12),
         ];
         assert_eq!(trace(&snapshot), expected);
         let frames = snapshot.at("device_traces").list()[0].list()[1].at("frames").list();
@@ -300,8 +317,10 @@ mod tests {
     }
 
     #[test]
-    fn the_segment_holds_what_lives_to_the_end_and_free_space() {
-        let snapshot = snapshot(&plan(SMALL));
+    fn the_segment_holds_what_is_never_freed_and_free_space() {
+        let mut body = body(SMALL);
+        body.slots[1].freed = false;
+        let snapshot = snapshot(&Plan::new(body).unwrap());
         let segment = &snapshot.at("segments").list()[0];
         assert_eq!((segment.int("total_size"), segment.int("allocated_size")), (3072, 2048));
         let blocks: Vec<_> = segment.at("blocks").list().iter().map(|b| (b.int("size"), b.text("state"))).collect();
@@ -337,7 +356,7 @@ mod tests {
         let rows: Vec<_> = (0..2000).map(|k| (512, labels[k % 400], k as u64, k as u64 + 1, 0)).collect();
         let snapshot = snapshot(&plan(&rows));
         let trace = snapshot.at("device_traces").list()[0].list();
-        assert_eq!(trace.len(), 1 + 3 * 2000 - 2);
+        assert_eq!(trace.len(), 1 + 3 * 2000);
         assert_eq!(trace.last().unwrap().at("frames").list()[0].text("name"), "g399");
     }
 

@@ -22,7 +22,9 @@ impl Neighbours {
         let mut pairs = Vec::new();
         let most = MOST_PAIRS.saturating_sub(part.apart.len() as u64);
         overlapping_hulls(part, most, |a, b| {
-            if part.is_solid() || part.shape(a as usize).any(|own| part.shape(b as usize).any(|other| own.meets(&other))) {
+            if part.is_solid()
+                || part.shape(a as usize).any(|own| part.shape(b as usize).any(|other| own.meets(&other)))
+            {
                 pairs.push((a, b));
             }
         })?;
@@ -74,9 +76,7 @@ impl Neighbours {
     /// The neighbours of an item, each with how far above the item's offset it must lie if it lies above.
     pub fn with_rise<'a>(&'a self, part: &'a Part, item: usize) -> impl Iterator<Item = (u32, u64)> + 'a {
         let range = self.start[item] as usize..self.start[item + 1] as usize;
-        range.map(move |entry| {
-            (self.items[entry], self.rise.as_ref().map_or(part.size[item], |rise| rise[entry]))
-        })
+        range.map(move |entry| (self.items[entry], self.rise.as_ref().map_or(part.size[item], |rise| rise[entry])))
     }
 
     /// Whether the two share no byte even where they do not meet in time.
@@ -91,7 +91,8 @@ impl Neighbours {
             return part.size[item];
         }
         let touching = part.shape(item).flat_map(|own| part.shape(other).map(move |their| (own, their)));
-        let timed = touching.filter(|(own, their)| own.meets(their)).map(|(own, their)| own.to.saturating_sub(their.from));
+        let timed =
+            touching.filter(|(own, their)| own.meets(their)).map(|(own, their)| own.to.saturating_sub(their.from));
         timed.max().unwrap_or(0)
     }
 

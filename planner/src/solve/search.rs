@@ -134,7 +134,7 @@ impl<'a> Search<'a> {
                     return Verdict::Spent;
                 }
                 self.nodes += 1;
-                if self.nodes % 1024 == 0 && stop.now() {
+                if self.nodes.is_multiple_of(1024) && stop.now() {
                     return Verdict::Spent;
                 }
                 self.place(item, key);

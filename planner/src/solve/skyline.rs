@@ -79,7 +79,7 @@ impl<'a> Dive<'a> {
             }
             self.announced[section] = None;
             looks = looks.checked_sub(1)?;
-            if looks % 4096 == 0 && stop.now() {
+            if looks.is_multiple_of(4096) && stop.now() {
                 return None;
             }
             if self.floors.at(section) == floor {
