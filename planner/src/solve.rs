@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::options::Options;
 use crate::plan::Proof;
 use crate::problem::{Placement, Problem};
-use crate::sweep::{self, Part};
+use crate::sweep::{self, Partition};
 use fit::Rule;
 use neighbours::Neighbours;
 use search::Verdict;
@@ -192,7 +192,7 @@ impl Lane<'_> {
     fn solve(&self, offsets: &mut [u64], base: u64) -> Option<Outcome> {
         let (strategy, nodes, interrupted) = ("none".to_owned(), 0, false);
         let mut lane = Outcome { makespan: self.floor(), optimal: true, strategy, nodes, interrupted };
-        for part in sweep::parts(self.problem, self.lane) {
+        for part in sweep::partitions(self.problem, self.lane) {
             // Nothing is gained below what an earlier part, or a single buffer, needs anyway.
             let goal = part.bound.max(lane.makespan / part.unit);
             let room = self.room.map(|room| room / part.unit);
@@ -226,7 +226,7 @@ impl Lane<'_> {
 
 /// The state of one part while strategies are tried on it.
 struct Attempt<'a> {
-    part: &'a Part,
+    part: &'a Partition,
     goal: u64,
     room: Option<u64>,
     options: &'a Options,
@@ -241,7 +241,7 @@ struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    fn new(part: &'a Part, goal: u64, room: Option<u64>, options: &'a Options, control: &'a Control<'a>) -> Self {
+    fn new(part: &'a Partition, goal: u64, room: Option<u64>, options: &'a Options, control: &'a Control<'a>) -> Self {
         let (neighbours, offsets, strategy) = (OnceLock::new(), Vec::new(), String::new());
         let (makespan, optimal, nodes, interrupted) = (u64::MAX, false, 0, false);
         Self {
@@ -538,7 +538,7 @@ fn rule_name(rule: Rule) -> &'static str {
 }
 
 /// Every item above all before it: valid whatever the constraints.
-fn pile(part: &Part) -> Vec<u64> {
+fn pile(part: &Partition) -> Vec<u64> {
     let mut top = 0;
     (0..part.len())
         .map(|item| {

@@ -15,9 +15,9 @@ use terrace_profiles::units::{Offset, Tick};
 
 use crate::problem::{Buffer, Problem};
 
-/// One independent sub-problem, in units of [`Part::unit`] bytes and numbered sections.
+/// One independent sub-problem, in units of [`Partition::unit`] bytes and numbered sections.
 #[derive(Debug, Default)]
-pub struct Part {
+pub struct Partition {
     /// The greatest common divisor of all bytes in it: one unit.
     pub unit: u64,
     /// For each item the index of its buffer in the problem. Items are in order of birth.
@@ -32,7 +32,7 @@ pub struct Part {
     pub first: Vec<u32>,
     /// First section after each item.
     pub last: Vec<u32>,
-    /// What is in use in which sections, where some item has gaps: see [`Part::shape`].
+    /// What is in use in which sections, where some item has gaps: see [`Partition::shape`].
     gaps: Option<Gaps>,
     /// What lies at a fixed offset: lowest first.
     pub obstacles: Vec<Rect>,
@@ -76,7 +76,7 @@ impl Rect {
     }
 }
 
-impl Part {
+impl Partition {
     /// How many items.
     pub fn len(&self) -> usize {
         self.ids.len()
@@ -154,7 +154,7 @@ const OUTSIDE: u32 = u32::MAX;
 const FIXED: u32 = u32::MAX - 1;
 
 /// The independent sub-problems of the buffers of one lane, the one with the highest bound first.
-pub fn parts(problem: &Problem, lane: u32) -> Vec<Part> {
+pub fn partitions(problem: &Problem, lane: u32) -> Vec<Partition> {
     let members: Vec<u32> = (0_u32..)
         .zip(&problem.buffers)
         .filter(|(_, buffer)| buffer.lane == lane && !buffer.size.is_zero())
@@ -168,7 +168,7 @@ pub fn parts(problem: &Problem, lane: u32) -> Vec<Part> {
         })
         .collect();
     let apart = pairs_inside(problem, &members);
-    let mut parts: Vec<Part> = partition(&hulls, &apart)
+    let mut parts: Vec<Partition> = cut(&hulls, &apart)
         .iter()
         .map(|group| build(problem, &members, &rects, &start, &hulls, &apart, group))
         .filter(|part| part.len() > 0)
@@ -222,7 +222,7 @@ fn pairs_inside(problem: &Problem, members: &[u32]) -> Vec<(u32, u32)> {
 }
 
 /// Groups of members that no section border separates; members of a pair stay together.
-fn partition(hulls: &[(u32, u32)], apart: &[(u32, u32)]) -> Vec<Vec<u32>> {
+fn cut(hulls: &[(u32, u32)], apart: &[(u32, u32)]) -> Vec<Vec<u32>> {
     let mut reach: Vec<u32> = hulls.iter().map(|hull| hull.1).collect();
     for &(a, b) in apart {
         let (early, late) = if hulls[a as usize].0 <= hulls[b as usize].0 { (a, b) } else { (b, a) };
@@ -251,14 +251,14 @@ fn build(
     hulls: &[(u32, u32)],
     apart: &[(u32, u32)],
     group: &[u32],
-) -> Part {
+) -> Partition {
     let base = group.iter().map(|&m| hulls[m as usize].0).min().unwrap_or(0);
     let sections = group.iter().map(|&m| hulls[m as usize].1).max().unwrap_or(0).saturating_sub(base);
     let own = |member: u32| &rects[start[member as usize] as usize..start[member as usize + 1] as usize];
     let buffer = |member: u32| &problem.buffers[members[member as usize] as usize];
 
     let unit = group.iter().flat_map(|&m| quanta(buffer(m), own(m))).fold(0, gcd).max(1);
-    let mut part = Part { unit, ..Part::default() };
+    let mut part = Partition { unit, ..Partition::default() };
     let mut change = vec![0_u64; sections as usize + 1];
     let mut gaps = Gaps { start: vec![0], ..Gaps::default() };
     let mut item_of = vec![OUTSIDE; if apart.is_empty() { 0 } else { hulls.len() }];
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn the_drawing_at_the_top_is_true() {
         let buffers = vec![buffer(0, 9, 4), buffer(3, 18, 4), buffer(12, 15, 8), buffer(20, 23, 2)];
-        let parts = parts(&Problem { buffers, apart: vec![] }, 0);
+        let parts = partitions(&Problem { buffers, apart: vec![] }, 0);
         assert_eq!(parts.len(), 2);
         assert_eq!((&parts[0].first[..], &parts[0].last[..]), (&[0, 0, 1][..], &[1, 2, 2][..]));
         assert_eq!(parts[0].ids, [0, 1, 2]);
@@ -361,14 +361,14 @@ mod tests {
         for buffer in &mut buffers {
             buffer.align = Align::DEFAULT;
         }
-        let parts = parts(&Problem { buffers, apart: vec![] }, 0);
+        let parts = partitions(&Problem { buffers, apart: vec![] }, 0);
         assert_eq!((parts[0].unit, &parts[0].size[..], &parts[0].align[..]), (512, &[2, 3][..], &[1, 1][..]));
     }
 
     #[test]
     fn a_pair_kept_apart_is_not_partitioned() {
         let buffers = vec![buffer(0, 1, 4), buffer(5, 6, 4)];
-        let parts = parts(&Problem { buffers, apart: vec![(0, 1)] }, 0);
+        let parts = partitions(&Problem { buffers, apart: vec![(0, 1)] }, 0);
         assert_eq!(parts.len(), 1);
         assert_eq!(parts[0].apart, [(0, 1)]);
     }
@@ -377,7 +377,7 @@ mod tests {
     fn fixed_buffers_become_obstacles_that_items_rise_above() {
         let mut fixed = buffer(2, 4, 10);
         fixed.fixed = Offset::new(5);
-        let parts = parts(&Problem { buffers: vec![buffer(0, 6, 8), fixed], apart: vec![] }, 0);
+        let parts = partitions(&Problem { buffers: vec![buffer(0, 6, 8), fixed], apart: vec![] }, 0);
         assert_eq!(parts[0].len(), 1);
         assert_eq!(parts[0].lowest_fit(0, 0), 15);
         assert_eq!(parts[0].bound, 18);
@@ -392,7 +392,7 @@ mod tests {
             to: Bytes::new(4).unwrap(),
         };
         gapped.pieces = Box::new([piece(0, 3), piece(6, 9)]);
-        let parts = parts(&Problem { buffers: vec![gapped, buffer(3, 6, 4)], apart: vec![] }, 0);
+        let parts = partitions(&Problem { buffers: vec![gapped, buffer(3, 6, 4)], apart: vec![] }, 0);
         assert_eq!(parts[0].load, [4, 4, 4]);
         assert_eq!(parts[0].shape(0).map(|r| (r.first, r.last)).collect::<Vec<_>>(), [(0, 1), (2, 3)]);
         assert!(!parts[0].is_solid() && !parts[0].is_windowed());

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Stop;
 use super::neighbours::Neighbours;
-use crate::sweep::Part;
+use crate::sweep::Partition;
 
 /// Which of the gaps that are wide enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum Rule {
 }
 
 /// Offsets for the items taken in `order`; `None` if stopped.
-pub fn fit(part: &Part, order: &[u32], rule: Rule, neighbours: &Neighbours, stop: &Stop<'_>) -> Option<Vec<u64>> {
+pub fn fit(part: &Partition, order: &[u32], rule: Rule, neighbours: &Neighbours, stop: &Stop<'_>) -> Option<Vec<u64>> {
     let mut offsets = vec![UNPLACED; part.len()];
     let mut taken = Vec::new();
     for (count, &item) in order.iter().enumerate() {
@@ -38,7 +38,7 @@ pub fn fit(part: &Part, order: &[u32], rule: Rule, neighbours: &Neighbours, stop
 const UNPLACED: u64 = u64::MAX;
 
 /// The offsets at which the item would meet a placed neighbour or something fixed: ranges, ascending by start.
-fn forbidden(part: &Part, item: usize, neighbours: &Neighbours, offsets: &[u64], taken: &mut Vec<(u64, u64)>) {
+fn forbidden(part: &Partition, item: usize, neighbours: &Neighbours, offsets: &[u64], taken: &mut Vec<(u64, u64)>) {
     taken.clear();
     let mut forbid = |own_from: u64, own_to: u64, from: u64, to: u64| {
         // At offset o the item uses [o + own_from, o + own_to).
@@ -80,7 +80,7 @@ fn forbidden(part: &Part, item: usize, neighbours: &Neighbours, offsets: &[u64],
 }
 
 /// The offset that the rule chooses among those not in `taken`.
-fn gap(part: &Part, item: usize, rule: Rule, taken: &[(u64, u64)]) -> u64 {
+fn gap(part: &Partition, item: usize, rule: Rule, taken: &[(u64, u64)]) -> u64 {
     let (mut offset, mut best) = (0, None);
     for &(start, end) in taken {
         if offset < start {
@@ -95,7 +95,7 @@ fn gap(part: &Part, item: usize, rule: Rule, taken: &[(u64, u64)]) -> u64 {
 }
 
 /// Offsets from replaying the lives against a free list; only for a plain part with one alignment.
-pub fn replay(part: &Part, rule: Rule, stop: &Stop<'_>) -> Option<Vec<u64>> {
+pub fn replay(part: &Partition, rule: Rule, stop: &Stop<'_>) -> Option<Vec<u64>> {
     if !part.is_plain() || part.align.iter().any(|&align| align != 1) {
         return None;
     }
@@ -171,7 +171,7 @@ impl FreeList {
 
 /// Offsets where all items have one size: each takes the lowest free row, which needs as many rows as are ever alive at
 /// once and is therefore optimal (interval colouring); `None` where sizes differ.
-pub fn colour(part: &Part) -> Option<Vec<u64>> {
+pub fn colour(part: &Partition) -> Option<Vec<u64>> {
     let size = *part.size.first()?;
     if !part.is_plain() || part.size.iter().any(|&other| other != size) {
         return None;

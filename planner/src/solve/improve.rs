@@ -7,7 +7,7 @@ use super::Stop;
 use super::fit::{Rule, fit};
 use super::neighbours::Neighbours;
 use super::order;
-use crate::sweep::Part;
+use crate::sweep::Partition;
 
 /// Rounds without a better placement after which the priorities start afresh from another order.
 const PATIENCE: u32 = 40;
@@ -17,7 +17,7 @@ const STARTS: [order::Order; 3] = ["Z", "A", "TAW"];
 
 /// The best placement found within `budget` visits of placed neighbours, and how many it made.
 pub fn squeaky_wheel(
-    part: &Part,
+    part: &Partition,
     neighbours: &Neighbours,
     target: u64,
     budget: u64,

@@ -1,6 +1,6 @@
 //! Which items meet in time: the interference pairs, listed where that pays and refused where it would be quadratic.
 
-use crate::sweep::Part;
+use crate::sweep::Partition;
 
 /// Most pairs that are listed: 64 MiB of indices.
 const MOST_PAIRS: u64 = 8 << 20;
@@ -18,7 +18,7 @@ pub struct Neighbours {
 
 impl Neighbours {
     /// All pairs, or `None` if there are more than [`MOST_PAIRS`].
-    pub fn new(part: &Part) -> Option<Self> {
+    pub fn new(part: &Partition) -> Option<Self> {
         let mut pairs = Vec::new();
         let most = MOST_PAIRS.saturating_sub(part.apart.len() as u64);
         overlapping_hulls(part, most, |a, b| {
@@ -36,7 +36,7 @@ impl Neighbours {
         Some(Self::from_pairs(part, &pairs, apart))
     }
 
-    fn from_pairs(part: &Part, pairs: &[(u32, u32)], apart: Vec<(u32, u32)>) -> Self {
+    fn from_pairs(part: &Partition, pairs: &[(u32, u32)], apart: Vec<(u32, u32)>) -> Self {
         let mut start = vec![0_u32; part.len() + 1];
         for &(a, b) in pairs {
             start[a as usize + 1] += 1;
@@ -74,7 +74,7 @@ impl Neighbours {
     }
 
     /// The neighbours of an item, each with how far above the item's offset it must lie if it lies above.
-    pub fn with_rise<'a>(&'a self, part: &'a Part, item: usize) -> impl Iterator<Item = (u32, u64)> + 'a {
+    pub fn with_rise<'a>(&'a self, part: &'a Partition, item: usize) -> impl Iterator<Item = (u32, u64)> + 'a {
         let range = self.start[item] as usize..self.start[item + 1] as usize;
         range.map(move |entry| (self.items[entry], self.rise.as_ref().map_or(part.size[item], |rise| rise[entry])))
     }
@@ -86,7 +86,7 @@ impl Neighbours {
     }
 
     /// How far above `item` its neighbour `other` must lie so that nothing in use meets.
-    fn rise(&self, part: &Part, item: usize, other: usize) -> u64 {
+    fn rise(&self, part: &Partition, item: usize, other: usize) -> u64 {
         if self.are_apart(item, other) {
             return part.size[item];
         }
@@ -103,7 +103,7 @@ impl Neighbours {
 }
 
 /// Calls `each` for every pair of items whose hulls share a section; `None` once there are more than `most`.
-fn overlapping_hulls(part: &Part, most: u64, mut each: impl FnMut(u32, u32)) -> Option<()> {
+fn overlapping_hulls(part: &Partition, most: u64, mut each: impl FnMut(u32, u32)) -> Option<()> {
     let mut alive: Vec<u32> = Vec::new();
     let mut count = 0;
     for item in 0..part.len() as u32 {

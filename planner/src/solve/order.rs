@@ -7,13 +7,13 @@
 //! Counting sections weighs a life by how often the set of live buffers changes, counting ticks by time: on real traces
 //! now one, now the other reaches the lower bound (ResNet-50 and synth-10k want `TLE`, PanGu either, S_1 `E`).
 
-use crate::sweep::Part;
+use crate::sweep::Partition;
 
 /// A word of the letters above.
 pub type Order = &'static str;
 
 /// The rank of each item: 0 comes first.
-pub fn ranks(part: &Part, order: Order) -> Vec<u32> {
+pub fn ranks(part: &Partition, order: Order) -> Vec<u32> {
     let sorted = sorted(part, order);
     let mut ranks = vec![0; sorted.len()];
     for (rank, &item) in (0..).zip(&sorted) {
@@ -23,7 +23,7 @@ pub fn ranks(part: &Part, order: Order) -> Vec<u32> {
 }
 
 /// The items in that order.
-pub fn sorted(part: &Part, order: Order) -> Vec<u32> {
+pub fn sorted(part: &Partition, order: Order) -> Vec<u32> {
     let columns: Vec<Vec<u64>> = order.bytes().map(|letter| column(part, letter)).collect();
     let mut items: Vec<u32> = (0..part.len() as u32).collect();
     // Stable, and items are in order of birth.
@@ -35,7 +35,7 @@ pub fn sorted(part: &Part, order: Order) -> Vec<u32> {
 }
 
 /// What one letter compares; larger comes first.
-fn column(part: &Part, letter: u8) -> Vec<u64> {
+fn column(part: &Partition, letter: u8) -> Vec<u64> {
     let items = 0..part.len();
     match letter {
         b'T' => tightness(part),
@@ -49,18 +49,18 @@ fn column(part: &Part, letter: u8) -> Vec<u64> {
     }
 }
 
-fn width(part: &Part, item: usize) -> u64 {
+fn width(part: &Partition, item: usize) -> u64 {
     part.shape(item).map(|rect| u64::from(rect.last - rect.first)).sum()
 }
 
-fn area(part: &Part, item: usize) -> u64 {
+fn area(part: &Partition, item: usize) -> u64 {
     part.shape(item)
         .map(|rect| (rect.to - rect.from).saturating_mul(u64::from(rect.last - rect.first)))
         .fold(0, u64::saturating_add)
 }
 
 /// The greatest load over each item's sections, by a table of maxima over runs of 2^k sections.
-fn tightness(part: &Part) -> Vec<u64> {
+fn tightness(part: &Partition) -> Vec<u64> {
     let mut levels = vec![part.load.clone()];
     while 1 << levels.len() <= part.load.len() {
         let (last, half) = (levels.last().expect("one level at least"), 1 << (levels.len() - 1));

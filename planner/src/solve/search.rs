@@ -15,7 +15,7 @@
 
 use super::Stop;
 use super::neighbours::Neighbours;
-use crate::sweep::Part;
+use crate::sweep::Partition;
 
 /// How a search ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub enum Verdict {
 
 /// Looks for a placement within `capacity` units, visiting at most `budget` nodes. Also tells how many it visited.
 pub fn search(
-    part: &Part,
+    part: &Partition,
     neighbours: &Neighbours,
     rank: &[u32],
     capacity: u64,
@@ -49,7 +49,7 @@ pub fn search(
 }
 
 struct Search<'a> {
-    part: &'a Part,
+    part: &'a Partition,
     neighbours: &'a Neighbours,
     rank: &'a [u32],
     capacity: u64,
@@ -94,7 +94,7 @@ struct Unplaced {
 }
 
 impl<'a> Search<'a> {
-    fn new(part: &'a Part, neighbours: &'a Neighbours, rank: &'a [u32], capacity: u64) -> Self {
+    fn new(part: &'a Partition, neighbours: &'a Neighbours, rank: &'a [u32], capacity: u64) -> Self {
         let mut remaining = part.load.clone();
         // What is fixed is never placed.
         for obstacle in &part.obstacles {

@@ -16,18 +16,18 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::Stop;
-use crate::sweep::Part;
+use crate::sweep::Partition;
 
 /// A dive that needs more looks than this an item is given up: other orders do the same work for less.
 const LOOKS_PER_ITEM: u64 = 128;
 
 /// Offsets in units for each item, ties broken by `rank` (lower first); `None` if it was stopped or looks too often.
-pub fn dive(part: &Part, rank: &[u32], stop: &Stop<'_>) -> Option<Vec<u64>> {
+pub fn dive(part: &Partition, rank: &[u32], stop: &Stop<'_>) -> Option<Vec<u64>> {
     Dive::new(part, rank).run(stop)
 }
 
 struct Dive<'a> {
-    part: &'a Part,
+    part: &'a Partition,
     rank: &'a [u32],
     by_rank: Vec<u32>,
     floors: Floors,
@@ -42,7 +42,7 @@ struct Dive<'a> {
 }
 
 impl<'a> Dive<'a> {
-    fn new(part: &'a Part, rank: &'a [u32]) -> Self {
+    fn new(part: &'a Partition, rank: &'a [u32]) -> Self {
         let mut by_rank = vec![0; part.len()];
         for (item, &rank) in (0_u32..).zip(rank) {
             by_rank[rank as usize] = item;
@@ -138,7 +138,7 @@ struct Partners {
 }
 
 impl Partners {
-    fn new(part: &Part) -> Self {
+    fn new(part: &Partition) -> Self {
         let mut of = vec![Vec::new(); part.len()];
         for &(a, b) in &part.apart {
             of[a as usize].push(b);
