@@ -17,6 +17,6 @@ pub mod solve;
 mod sweep;
 
 pub use error::Error;
-pub use options::{DEFAULT_BUDGET_NODES, FreeRule, LaneRule, Options};
+pub use options::{DEFAULT_BUDGET_NODES, Effort, FreeRule, LaneRule, Options};
 pub use plan::{PLAN_VERSION, Plan, Proof, Slot};
 pub use planning::{Refusal, Verdict, plan, problem as problem_of};

@@ -16,6 +16,19 @@ pub struct Options {
     pub free: FreeRule,
     /// Most nodes the exact search and the local search may visit, each.
     pub budget_nodes: u64,
+    /// How much is tried before the search.
+    pub effort: Effort,
+}
+
+/// How much is tried before the search.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Effort {
+    /// Every heuristic, until one reaches the lower bound.
+    #[default]
+    Full,
+    /// The few that mostly do and never take long, and no search: for plans that someone waits for.
+    Quick,
 }
 
 /// When buffers of different lanes may share bytes.
@@ -53,6 +66,7 @@ impl Default for Options {
             lanes: LaneRule::default(),
             free: FreeRule::default(),
             budget_nodes: DEFAULT_BUDGET_NODES,
+            effort: Effort::default(),
         }
     }
 }

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use terrace_profiles::units::Offset;
 
 use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Effort, Options};
 use crate::plan::Proof;
 use crate::problem::{Placement, Problem};
 use crate::sweep::{self, Partition};
@@ -81,6 +81,9 @@ const HEURISTICS: [Heuristic; 19] = [
     Heuristic::Fit("W", Rule::Best),
     Heuristic::Fit("B", Rule::Best),
 ];
+
+/// Of these the first so many are tried where someone waits for the answer.
+const QUICK_HEURISTICS: usize = 5;
 
 /// Static orders of the exact search, tried side by side.
 const SEARCH_ORDERS: [order::Order; 3] = ["WAT", "TAW", "TWA"];
@@ -261,12 +264,17 @@ impl<'a> Attempt<'a> {
     }
 
     fn run(&mut self) {
-        self.heuristics();
-        if self.makespan > self.goal {
-            self.improve();
-        }
-        if self.makespan > self.goal {
-            self.search(&SEARCH_ORDERS);
+        match self.options.effort {
+            Effort::Quick => self.heuristics(&HEURISTICS[..QUICK_HEURISTICS]),
+            Effort::Full => {
+                self.heuristics(&HEURISTICS);
+                if self.makespan > self.goal {
+                    self.improve();
+                }
+                if self.makespan > self.goal {
+                    self.search(&SEARCH_ORDERS);
+                }
+            }
         }
         self.close();
     }
@@ -296,22 +304,22 @@ impl<'a> Attempt<'a> {
         self.interrupted = self.cancelled() && !self.optimal;
     }
 
-    fn heuristics(&mut self) {
+    fn heuristics(&mut self, heuristics: &[Heuristic]) {
         self.say("trying orders");
         let tries = self.race(
-            HEURISTICS.len(),
+            heuristics.len(),
             |index, stop| {
                 let offsets = if index == LAST_RESORT {
                     // Never stopped: there must be some answer.
-                    self.place(HEURISTICS[index], &Stop::never())
+                    self.place(heuristics[index], &Stop::never())
                 } else {
-                    self.place(HEURISTICS[index], stop)
+                    self.place(heuristics[index], stop)
                 };
                 offsets.map(|offsets| (self.top(&offsets), offsets))
             },
             |found| found.as_ref().is_some_and(|(makespan, _)| *makespan <= self.goal),
         );
-        for (heuristic, found) in HEURISTICS.iter().zip(tries) {
+        for (heuristic, found) in heuristics.iter().zip(tries) {
             self.nodes += self.part.len() as u64;
             if let Some((makespan, offsets)) = found {
                 self.keep(makespan, offsets, || heuristic.name());

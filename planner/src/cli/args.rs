@@ -195,6 +195,7 @@ impl Solve {
                 Free::Requested => FreeRule::Requested,
             },
             budget_nodes: self.budget_nodes,
+            ..Options::default()
         }
     }
 

@@ -38,8 +38,10 @@ impl<'a> Output<'a> {
         let folder = self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // Asked first, so that an error is about the folder and not about a temporary name in it.
         folder.metadata()?;
-        let mut beside =
-            tempfile::Builder::new().prefix(".plan-").tempfile_in(folder).map_err(|error| io::Error::from(error.kind()))?;
+        let mut beside = tempfile::Builder::new()
+            .prefix(".plan-")
+            .tempfile_in(folder)
+            .map_err(|error| io::Error::from(error.kind()))?;
         beside.write_all(bytes)?;
         beside.as_file().sync_all()?;
         allow_what_a_new_file_allows(beside.as_file())?;

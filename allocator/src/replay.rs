@@ -1,0 +1,167 @@
+//! Which slot a request belongs to, once a step has left its script.
+//!
+//! ```text
+//!   slots     a  b  c  d  e  f        requests  a  b  X  d  c  ...
+//!                   ^head                             X fits nowhere: undecided, the head stays
+//!                                                     d is found one further on: c is left behind, X may have been c
+//!                                                       grown; if X is larger than c it was, else X was extra
+//!                                                     c, if it still comes, was reordered
+//! ```
+//!
+//! A request is matched by its place in its lane and its size, never by its call site, which does not tell the layers of a
+//! loop apart. Wrong guesses cost memory, never safety: whether the slot's bytes are free is looked up, not inferred.
+
+use crate::divergence::Divergence;
+use crate::script::Script;
+
+/// How far from the head a slot of the right size is looked for, either way. On recorded runs 64 finds all repeats of
+/// dense8-mixed and 16 does not.
+pub const LOOKAHEAD: u32 = 64;
+
+/// What a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Match {
+    /// This slot's.
+    Slot(u32),
+    /// None that is known yet.
+    Undecided,
+}
+
+/// The state of matching one step against its script.
+#[derive(Clone, Debug)]
+pub struct Matcher {
+    taken: Vec<bool>,
+    lanes: Vec<LaneState>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct LaneState {
+    /// All slots before this turn are taken or left behind.
+    head: u32,
+    /// Requests since the last match that fitted nowhere: index in the record and size.
+    undecided: Vec<(u32, u64)>,
+}
+
+impl Matcher {
+    /// Nothing matched yet.
+    pub fn new(script: &Script) -> Self {
+        let lanes = vec![LaneState::default(); script.lanes.len()];
+        Self { taken: vec![false; script.template.slots.len()], lanes }
+    }
+
+    /// A request came for exactly the next slot of its lane; for steps that were on script so far.
+    pub fn take_next(&mut self, script: &Script, slot: u32) {
+        self.taken[slot as usize] = true;
+        self.lanes[script.template.slots[slot as usize].lane as usize].head = script.turn[slot as usize] + 1;
+    }
+
+    /// Finds the slot of a request of `size` bytes, which will be number `request` of the record. `tell` hears of each
+    /// divergence, `grew` of earlier requests now known to have been a slot's.
+    pub fn find(
+        &mut self,
+        script: &Script,
+        lane: u32,
+        size: u64,
+        request: u32,
+        tell: &mut impl FnMut(Divergence),
+        grew: &mut impl FnMut(u32, u32),
+    ) -> Match {
+        let Some(slots) = script.lanes.get(lane as usize) else {
+            tell(Divergence::OtherLane { lane, actual: size });
+            return Match::Undecided;
+        };
+        let head = self.skip_taken(slots, lane);
+        let info = |turn: u32| &script.template.slots[slots[turn as usize] as usize];
+        let end = slots.len() as u32;
+        let exact = (head < end && info(head).seen == size).then_some(head);
+        let found = exact.or_else(|| self.nearest(script, slots, head, size)).or_else(|| {
+            // Nothing of that size is near: the slot at the head itself, with another size, if it can hold it.
+            let near = (head < end).then(|| info(head))?;
+            let holds = near.outlives || (size <= near.size && size >= near.seen / 2);
+            holds.then_some(head)
+        });
+        let Some(turn) = found else {
+            self.lanes[lane as usize].undecided.push((request, size));
+            return Match::Undecided;
+        };
+        let slot = slots[turn as usize];
+        self.settle(script, slots, lane, turn, tell, grew);
+        self.taken[slot as usize] = true;
+        let info = info(turn);
+        let expected = info.seen;
+        match size {
+            _ if size > expected => tell(Divergence::Grew { slot, expected, actual: size }),
+            // What outlives the step is served outside: smaller or at another turn, nothing is different.
+            _ if info.outlives => {}
+            _ if turn < head => tell(Divergence::Reordered { slot, turn: head }),
+            _ if size < expected => tell(Divergence::Shrink { slot, expected, actual: size }),
+            _ => {}
+        }
+        let state = &mut self.lanes[lane as usize];
+        state.head = state.head.max(turn + 1);
+        Match::Slot(slot)
+    }
+
+    /// The step is over: what was never asked for is missing, what is undecided was the tail grown, or extra.
+    pub fn finish(&mut self, script: &Script, tell: &mut impl FnMut(Divergence), grew: &mut impl FnMut(u32, u32)) {
+        for (lane, slots) in (0..).zip(&script.lanes) {
+            self.settle(script, slots, lane, slots.len() as u32, tell, grew);
+        }
+        for (slot, taken) in (0..).zip(&self.taken) {
+            if !taken {
+                tell(Divergence::Missing { slot, expected: script.template.slots[slot as usize].seen });
+            }
+        }
+    }
+
+    fn skip_taken(&mut self, slots: &[u32], lane: u32) -> u32 {
+        let state = &mut self.lanes[lane as usize];
+        while slots.get(state.head as usize).is_some_and(|slot| self.taken[*slot as usize]) {
+            state.head += 1;
+        }
+        state.head
+    }
+
+    /// The turn nearest to the head whose slot is not taken and was exactly that large; of two equally near, the later.
+    fn nearest(&self, script: &Script, slots: &[u32], head: u32, size: u64) -> Option<u32> {
+        let fits = |turn: u32| {
+            let slot = slots[turn as usize] as usize;
+            !self.taken[slot] && script.template.slots[slot].seen == size
+        };
+        (1..=LOOKAHEAD).find_map(|distance| {
+            let ahead = head.checked_add(distance).filter(|turn| (*turn as usize) < slots.len() && fits(*turn));
+            ahead.or_else(|| head.checked_sub(distance).filter(|turn| fits(*turn)))
+        })
+    }
+
+    /// A request was found at `turn`: what was undecided before it belongs to the slots it skipped, if they are smaller, and
+    /// is extra otherwise.
+    fn settle(
+        &mut self,
+        script: &Script,
+        slots: &[u32],
+        lane: u32,
+        turn: u32,
+        tell: &mut impl FnMut(Divergence),
+        grew: &mut impl FnMut(u32, u32),
+    ) {
+        let state = &mut self.lanes[lane as usize];
+        let mut skipped = state.head..turn;
+        for (request, actual) in state.undecided.drain(..) {
+            let own = skipped.by_ref().find(|turn| {
+                let slot = slots[*turn as usize] as usize;
+                !self.taken[slot] && script.template.slots[slot].seen < actual
+            });
+            match own {
+                Some(turn) => {
+                    let slot = slots[turn as usize];
+                    self.taken[slot as usize] = true;
+                    let expected = script.template.slots[slot as usize].seen;
+                    tell(Divergence::Grew { slot, expected, actual });
+                    grew(request, slot);
+                }
+                None => tell(Divergence::Extra { actual }),
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! A planned template, laid out for replay: what is expected to happen next, and where each request goes.
+
+use terrace_planner::solve::Control;
+use terrace_planner::{Effort, LaneRule, Options, Verdict, plan};
+use terrace_profiles::units::{Align, Bytes, Tick};
+use terrace_profiles::{Action, BufferId, Event, LabelId, LaneId, Profile};
+
+use crate::record::{Happened, Template};
+
+/// Room for growth may make a plan larger by one part in so many.
+const ROOM_DIVISOR: u64 = 100;
+
+/// What is expected next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A request that the plan serves.
+    Alloc,
+    /// Its free.
+    Free,
+    /// A request that outlives the step: served outside the plan.
+    Outside,
+}
+
+/// One expected event; 32 bytes, read in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// Bytes from the base of the arena.
+    pub offset: u64,
+    /// The size that is expected: the largest seen.
+    pub seen: u64,
+    /// Index of the request in the template.
+    pub slot: u32,
+    /// Its lane.
+    pub lane: u32,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// A plan ready for replay.
+#[derive(Clone, Debug)]
+pub struct Script {
+    /// What it was planned from.
+    pub template: Template,
+    /// Offset of each slot; meaningless for those that outlive the step.
+    pub offsets: Vec<u64>,
+    /// The expected events.
+    pub ops: Vec<Op>,
+    /// For each lane its slots, in order.
+    pub lanes: Vec<Vec<u32>>,
+    /// For each slot its place in its lane.
+    pub turn: Vec<u32>,
+    /// Bytes the plan needs.
+    pub makespan: u64,
+    /// No plan needs less.
+    pub lower_bound: u64,
+    /// Whether no better plan exists.
+    pub optimal: bool,
+}
+
+impl Script {
+    /// Plans a template. Lanes never share bytes. Room for growth is planned only where it costs next to nothing.
+    pub fn new(mut template: Template, labels: &[String], align: Align, effort: Effort) -> Self {
+        let roomy = Self::planned_as_is(template.clone(), labels, align, effort);
+        if template.slots.iter().all(|slot| slot.size == slot.seen) {
+            return roomy;
+        }
+        for slot in &mut template.slots {
+            slot.size = slot.seen;
+        }
+        let tight = Self::planned_as_is(template, labels, align, effort);
+        if roomy.makespan <= tight.makespan + tight.makespan / ROOM_DIVISOR { roomy } else { tight }
+    }
+
+    fn planned_as_is(template: Template, labels: &[String], align: Align, effort: Effort) -> Self {
+        let (profile, planned) = profile(&template, labels);
+        let options = Options { align, effort, lanes: LaneRule::Separate, ..Options::default() };
+        let verdict = plan(&profile, &options, &Control::default()).expect("a template is a consistent profile");
+        let Verdict::Fits(plan) = verdict else { unreachable!("no capacity was asked for") };
+        let mut offsets = vec![0; template.slots.len()];
+        for (slot, &request) in plan.slots().iter().zip(&planned) {
+            offsets[request as usize] = plan.offset(slot).get();
+        }
+        let (makespan, lower_bound) = (plan.makespan().get(), plan.lower_bound().bytes.get());
+        Self::laid_out(template, offsets, makespan, lower_bound, plan.proof().optimal)
+    }
+
+    fn laid_out(template: Template, offsets: Vec<u64>, makespan: u64, lower_bound: u64, optimal: bool) -> Self {
+        let op = |kind, slot: u32| {
+            let info = &template.slots[slot as usize];
+            Op { offset: offsets[slot as usize], seen: info.seen, slot, lane: info.lane, kind }
+        };
+        let ops = template.order.iter().filter_map(|happened| match *happened {
+            Happened::Alloc(slot) if template.slots[slot as usize].outlives => Some(op(Kind::Outside, slot)),
+            Happened::Alloc(slot) => Some(op(Kind::Alloc, slot)),
+            Happened::Free(slot) if template.slots[slot as usize].outlives => None,
+            Happened::Free(slot) => Some(op(Kind::Free, slot)),
+        });
+        let ops = ops.collect();
+        let mut lanes: Vec<Vec<u32>> = Vec::new();
+        let mut turn = Vec::with_capacity(template.slots.len());
+        for (slot, info) in (0..).zip(&template.slots) {
+            let lane = info.lane as usize;
+            lanes.resize(lanes.len().max(lane + 1), Vec::new());
+            turn.push(lanes[lane].len() as u32);
+            lanes[lane].push(slot);
+        }
+        Self { template, offsets, ops, lanes, turn, makespan, lower_bound, optimal }
+    }
+
+    /// How many requests the plan serves.
+    pub fn planned(&self) -> usize {
+        self.template.slots.iter().filter(|slot| !slot.outlives).count()
+    }
+}
+
+/// The planned requests as a profile, and for each of its buffers the request.
+fn profile(template: &Template, labels: &[String]) -> (Profile, Vec<u32>) {
+    let lanes = template.slots.iter().map(|slot| slot.lane + 1).max().unwrap_or(0);
+    let mut profile = Profile {
+        name: "step".to_owned(),
+        labels: labels.to_vec(),
+        lanes: (0..lanes).map(|lane| format!("stream {lane}")).collect(),
+        ..Profile::default()
+    };
+    let mut planned = Vec::new();
+    let mut buffer_of = vec![0_u32; template.slots.len()];
+    for happened in &template.order {
+        let (Happened::Alloc(slot) | Happened::Free(slot)) = *happened;
+        let info = &template.slots[slot as usize];
+        if info.outlives {
+            continue;
+        }
+        let action = match happened {
+            Happened::Alloc(_) => {
+                buffer_of[slot as usize] = planned.len() as u32;
+                planned.push(slot);
+                let bytes = Bytes::new(info.size).expect("a slot lies inside a reservation");
+                let (label, lane) = (LabelId(info.label), LaneId(info.lane));
+                Action::Alloc { id: BufferId(buffer_of[slot as usize]), bytes, label, lane, hints: None }
+            }
+            Happened::Free(_) => Action::Free { id: BufferId(buffer_of[slot as usize]) },
+        };
+        profile.events.push(Event { tick: Tick(profile.events.len() as u64), action });
+    }
+    (profile, planned)
+}
