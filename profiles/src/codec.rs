@@ -134,7 +134,7 @@ pub(crate) fn read_profile(mut input: impl Read, name: &str, meter: &Meter) -> R
         let reason = format!("the content has the fingerprint {found}, but the file says {}", header.fingerprint);
         return Err(Error::malformed(name, At::Byte(16), reason));
     }
-    profile.check()?;
+    profile.check().map_err(|error| error.in_file(name))?;
     Ok(profile)
 }
 

@@ -115,6 +115,16 @@ impl Error {
         Self::Malformed { name: name.into(), at, reason: reason.into() }
     }
 
+    /// The same error, naming the file the profile came from instead of the profile.
+    pub(crate) fn in_file(self, name: &str) -> Self {
+        match self {
+            Self::Inconsistent { event, reason, .. } => {
+                Self::malformed(name, At::Event(event as u64), reason.to_string())
+            }
+            other => other,
+        }
+    }
+
     /// A [`Error::Io`].
     pub fn io(name: impl Into<String>, source: std::io::Error) -> Self {
         Self::Io { name: name.into(), source }

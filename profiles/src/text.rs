@@ -159,7 +159,7 @@ pub(crate) fn read_metered(
     if !reader.named {
         unnamed.clone_into(&mut profile.name);
     }
-    profile.check()?;
+    profile.check().map_err(|error| error.in_file(name))?;
     Ok(profile)
 }
 
@@ -481,7 +481,7 @@ f 1
         );
         assert_eq!(
             read(&format!("{head}f 0\n")).unwrap_err(),
-            "profile 't.profile': event 0: buffer 0 is named before it is allocated"
+            "t.profile: event 0: buffer 0 is named before it is allocated"
         );
     }
 
@@ -502,7 +502,7 @@ f 1
         assert!(read(&text(Tick::MAX.0)).is_ok());
         assert_eq!(
             read(&text(u64::MAX)).unwrap_err(),
-            "profile 't.profile': event 0: tick 18446744073709551615 is beyond 2^63 - 1"
+            "t.profile: event 0: tick 18446744073709551615 is beyond 2^63 - 1"
         );
     }
 }

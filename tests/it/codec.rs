@@ -221,7 +221,7 @@ fn a_profile_that_breaks_a_rule_does_not_come_out() {
     let bytes = encode_profile(&bad).unwrap();
     assert_eq!(
         decode_profile("x", &bytes).unwrap_err().to_string(),
-        "profile 'toy': event 0: buffer 0 is named before it is allocated"
+        "x: event 0: buffer 0 is named before it is allocated"
     );
 }
 
