@@ -1,5 +1,7 @@
 //! A device behind one lock, for runtimes that allocate from several threads.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use parking_lot::{Mutex, MutexGuard};
 use terrace_profiles::units::{Bytes, DeviceSpan};
 
@@ -7,13 +9,20 @@ use crate::backing::{Backing, Stream};
 use crate::device::{Config, Device};
 use crate::error::Error;
 use crate::exhausted::OnExhausted;
+use crate::report::{BootSummary, LeakReport, LiveMap};
 use crate::stats::Stats;
+use crate::step::this_thread;
 
 /// A [`Device`] that many threads share. Every method takes the one lock; none holds it while it calls out.
 pub struct Allocator {
     device: Mutex<Device>,
     on_exhausted: Mutex<Option<OnExhausted>>,
+    /// The thread that is inside the callback; 0 for none.
+    calling: AtomicU64,
 }
+
+/// The callback is running; over when dropped, also if it panics.
+struct Calling<'a>(&'a AtomicU64);
 
 /// An open step; dropping it ends the step.
 pub struct Step<'a> {
@@ -26,13 +35,15 @@ impl Allocator {
     /// # Errors
     /// As [`Device::new`].
     pub fn new(backing: Box<dyn Backing>, config: Config) -> Result<Self, Error> {
-        Ok(Self { device: Mutex::new(Device::new(backing, config)?), on_exhausted: Mutex::new(None) })
+        let device = Mutex::new(Device::new(backing, config)?);
+        Ok(Self { device, on_exhausted: Mutex::new(None), calling: AtomicU64::new(0) })
     }
 
     /// Sets what is called when a request finds no room, before anything is waited for. It runs without the lock, so it may
-    /// free.
+    /// free; a request that it makes itself is not worth another call.
     pub fn on_exhausted(&self, call: OnExhausted) {
         *self.on_exhausted.lock() = Some(call);
+        self.device.lock().call_first = true;
     }
 
     /// See [`Device::alloc`].
@@ -55,15 +66,31 @@ impl Allocator {
         label: &str,
         report: Box<crate::Exhausted>,
     ) -> Result<DeviceSpan, Error> {
-        let Some(call) = &mut *self.on_exhausted.lock() else { return Err(Error::OutOfMemory(report)) };
+        let here = this_thread();
+        // A request of the callback itself finds no room either: calling it again would not end.
+        if self.calling.load(Ordering::Relaxed) == here {
+            return Err(Error::OutOfMemory(report));
+        }
+        let mut call = self.on_exhausted.lock();
+        let Some(call) = &mut *call else { return Err(Error::OutOfMemory(report)) };
+        self.calling.store(here, Ordering::Relaxed);
+        let calling = Calling(&self.calling);
         call(bytes);
-        self.device.lock().alloc(bytes, stream, label)
+        drop(calling);
+        let mut device = self.device.lock();
+        device.call_first = false;
+        let served = device.alloc(bytes, stream, label);
+        device.call_first = true;
+        served
     }
 
-    /// See [`Device::free`].
+    /// See [`Device::free`]. Frees may come from any thread; those of a step's buffers that come from another than the one that
+    /// began it are counted.
     #[inline]
     pub fn free(&self, address: u64) {
-        self.device.lock().free(address);
+        let mut device = self.device.lock();
+        device.note_thread(address);
+        device.free(address);
     }
 
     /// Begins a step that ends when the result is dropped.
@@ -80,9 +107,30 @@ impl Allocator {
         self.device.lock().stats().clone()
     }
 
+    /// See [`Device::boot_summary`].
+    pub fn boot_summary(&self) -> BootSummary {
+        self.device.lock().boot_summary()
+    }
+
+    /// See [`Device::leak_report`].
+    pub fn leak_report(&self) -> LeakReport {
+        self.device.lock().leak_report()
+    }
+
+    /// See [`Device::live_map`]; it is drawn without the lock.
+    pub fn live_map(&self) -> LiveMap {
+        self.device.lock().live_map()
+    }
+
     /// Everything else that a device can do, under the lock.
     pub fn device(&self) -> MutexGuard<'_, Device> {
         self.device.lock()
+    }
+}
+
+impl Drop for Calling<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Relaxed);
     }
 }
 

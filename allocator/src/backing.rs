@@ -59,7 +59,8 @@ pub trait Backing: Send {
     /// The one allocation: `bytes` of memory, aligned to at least 512. A second call without a release is an error.
     fn reserve(&mut self, bytes: Bytes) -> Result<DeviceSpan, BackingError>;
 
-    /// Gives the reservation back. After the device is gone this succeeds: there is nothing left to give.
+    /// Gives the reservation back, once everything queued on the device is over. Not while a stream is being captured: waiting
+    /// for the device breaks the capture. After the device is gone this succeeds: there is nothing left to give.
     fn release(&mut self, span: DeviceSpan) -> Result<(), BackingError>;
 
     /// How many reservations were made so far: the driver allocations of this device.
@@ -86,8 +87,10 @@ pub trait Backing: Send {
     /// Sets bytes inside the reservation, in stream order; for poison and redzones.
     fn fill(&mut self, span: DeviceSpan, byte: u8, stream: Stream) -> Result<(), BackingError>;
 
-    /// Copies the first `into.len()` bytes of a span inside the reservation to the host, after all queued work; for redzones.
-    fn read(&mut self, span: DeviceSpan, into: &mut [u8]) -> Result<(), BackingError>;
+    /// Copies the first `into.len()` bytes of a span inside the reservation to the host, in stream order, and blocks until they
+    /// are there; for redzones. Not on a stream that is being captured. It waits for one stream and not for the device, since
+    /// that would break a capture elsewhere.
+    fn read(&mut self, span: DeviceSpan, into: &mut [u8], stream: Stream) -> Result<(), BackingError>;
 }
 
 /// What every backing checks before it makes a reservation.

@@ -16,7 +16,8 @@
 //! `fork()` a child gets [`BackingError::Forked`] from every call, and its drop touches nothing. Once the context is gone, as at
 //! exit, `release` succeeds and drop is silent.
 //!
-//! Refused: recording or waiting on a stream that is being captured, which would break the capture.
+//! Refused: recording, waiting and reading on a stream that is being captured, which would break the capture. `release` and
+//! drop wait for the whole device, which breaks a capture on any of its streams: not while one is under way.
 
 use std::collections::HashMap;
 use std::ptr;
@@ -393,13 +394,18 @@ impl Backing for CudaBacking {
             .map_err(failed("fill"))
     }
 
-    fn read(&mut self, span: DeviceSpan, into: &mut [u8]) -> Result<(), BackingError> {
+    fn read(&mut self, span: DeviceSpan, into: &mut [u8], stream: Stream) -> Result<(), BackingError> {
         let _entered = self.enter("read")?;
+        Self::refuse_capturing(stream, "read")?;
         let span = head(span, into, "read")?;
         offset_in(self.held, span, "read")?;
-        result::ctx::synchronize().map_err(failed("read"))?;
-        // SAFETY: `head` cut the span to `into`, and it lies inside the reservation.
-        unsafe { result::memcpy_dtoh_sync(into, span.address) }.map_err(failed("read"))
+        // SAFETY: `head` cut the span to `into`, and it lies inside the reservation; `into` outlives the copy, since the stream
+        // is waited for here. If that wait fails the context is broken, and no copy runs in it any more.
+        unsafe {
+            result::memcpy_dtoh_async(into, span.address, handle(stream))
+                .and_then(|()| result::stream::synchronize(handle(stream)))
+        }
+        .map_err(failed("read"))
     }
 }
 
@@ -431,18 +437,26 @@ impl Drop for CudaBacking {
 mod tests {
     use super::*;
 
+    /// These tests take turns: one that ends waits for the device, which would break another's capture.
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     /// A device and a stream of its own, or a skip that says so. `tests/src/gpu.rs` is the same gate for those outside.
-    fn open() -> Option<(CudaBacking, Stream)> {
+    fn open() -> Option<(CudaBacking, Stream, impl Drop)> {
+        let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let required = std::env::var("REQUIRE_GPU").is_ok_and(|value| value == "1");
         match CudaBacking::new(0) {
             Ok(backing) => {
                 let _entered = backing.enter("test").unwrap();
                 let stream = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
-                Some((backing, Stream(stream.expose_provenance() as u64)))
+                Some((backing, Stream(stream.expose_provenance() as u64), turn))
             }
             Err(reason) if required => panic!("REQUIRE_GPU=1, but no CUDA device: {reason}"),
             Err(reason) => {
-                eprintln!("SKIP no CUDA device: {reason}");
+                // Not `eprintln!`, which the harness keeps to itself.
+                let _ = std::io::Write::write_all(
+                    &mut std::io::stderr(),
+                    format!("SKIP no CUDA device: {reason}\n").as_bytes(),
+                );
                 None
             }
         }
@@ -450,7 +464,7 @@ mod tests {
 
     #[test]
     fn a_capture_survives_every_call_and_takes_no_event() {
-        let Some((mut backing, stream)) = open() else { return };
+        let Some((mut backing, stream, _turn)) = open() else { return };
         let span = backing.reserve(Bytes::new(1 << 20).unwrap()).unwrap();
         let (before, pending) = (backing.record(stream).unwrap(), backing.record(Stream(0)).unwrap());
         {
@@ -469,6 +483,10 @@ mod tests {
             let other = backing.record(Stream(2)).unwrap();
             backing.synchronize(other).unwrap();
             backing.memory().unwrap();
+            backing.fill(span, 3, Stream(2)).unwrap();
+            let mut byte = [0];
+            backing.read(span, &mut byte, Stream(2)).unwrap();
+            assert_eq!(byte, [3]);
             backing
         })
         .join()
@@ -485,7 +503,7 @@ mod tests {
 
     #[test]
     fn the_callers_context_is_left_as_it_was() {
-        let Some((mut backing, stream)) = open() else { return };
+        let Some((mut backing, stream, _turn)) = open() else { return };
         assert_eq!(result::ctx::get_current().unwrap(), None);
         let span = backing.reserve(Bytes::new(512).unwrap()).unwrap();
         backing.fill(span, 1, stream).unwrap();
@@ -499,7 +517,7 @@ mod tests {
 
     #[test]
     fn events_are_made_once_and_used_again() {
-        let Some((mut backing, stream)) = open() else { return };
+        let Some((mut backing, stream, _turn)) = open() else { return };
         for _round in 0..100 {
             let event = backing.record(stream).unwrap();
             backing.synchronize(event).unwrap();
@@ -511,7 +529,7 @@ mod tests {
 
     #[test]
     fn a_forked_child_gets_an_error_from_every_call() {
-        let Some((mut backing, stream)) = open() else { return };
+        let Some((mut backing, stream, _turn)) = open() else { return };
         let span = backing.reserve(Bytes::new(512).unwrap()).unwrap();
         let event = backing.record(stream).unwrap();
         let mine = std::mem::replace(&mut backing.owner, 0);
@@ -523,7 +541,7 @@ mod tests {
         forked(backing.wait(stream, event));
         forked(backing.synchronize(event));
         forked(backing.fill(span, 0, stream));
-        forked(backing.read(span, &mut [0]));
+        forked(backing.read(span, &mut [0], stream));
         assert_eq!(backing.memory(), None);
         backing.owner = mine;
         backing.synchronize(event).unwrap();

@@ -61,22 +61,27 @@ impl Device {
         }
     }
 
-    /// Verifies a block that is about to be freed and poisons it.
-    pub(crate) fn verify_and_poison(&mut self, offset: u64) {
-        let Some(block) = self.live.get(&offset).filter(|block| is_guarded(block)) else { return };
-        let (size, stream) = (block.size, block.stream);
-        self.verify(offset);
+    /// Poisons a block that nothing uses any more.
+    pub(crate) fn poison(&mut self, offset: u64, block: &Block) {
+        if !self.config.debug {
+            return;
+        }
         let address = self.span.address + offset;
-        self.fill(address, address + size, POISON, stream);
+        self.fill(address, address + block.size, POISON, block.stream);
     }
 
-    fn verify(&mut self, offset: u64) {
-        let Some(block) = self.live.get(&offset).cloned() else { return };
+    /// Verifies a block, if there are redzones; before it is freed.
+    pub(crate) fn verify(&mut self, offset: u64) {
+        if !self.config.debug {
+            return;
+        }
+        let Some(block) = self.live.get(&offset).filter(|block| is_guarded(block)).cloned() else { return };
         let asked = block.asked - 2 * REDZONE;
         for (from, to) in [(0, REDZONE), (REDZONE + asked, block.size)] {
             let mut found = vec![0_u8; (to - from) as usize];
             let span = self.part(offset + from, to - from);
-            if self.backing.read(span, &mut found).is_err() {
+            // A stream that is being captured cannot be read on: the next verification will see it.
+            if self.backing.read(span, &mut found, block.stream).is_err() {
                 continue;
             }
             let Some(at) = found.iter().position(|byte| *byte != CANARY) else { continue };

@@ -12,25 +12,29 @@
 //! it is handed out. The plan is never trusted for safety: a step begins on script only if nothing at all lives in the
 //! claimed range, and only the plan's own, already checked placement hands out bytes while it stays on script.
 //!
-//! Steps are in `step.rs`, graph pools in `pool.rs`, running out of memory in `exhausted.rs`.
+//! Steps are in `step.rs`, what orders streams in `order.rs`, graph pools in `pool.rs`, running out of memory in
+//! `exhausted.rs`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use terrace_profiles::units::{Align, Bytes, DeviceSpan};
 
-use crate::backing::{Backing, Event, Stream};
+use crate::backing::{Backing, BackingError, Event, Stream};
 use crate::debug::{Damage, REDZONE};
 use crate::divergence::Divergence;
 use crate::error::Error;
 use crate::key::Keys;
+use crate::order::{After, Ends};
+use crate::persist::Loaded;
 use crate::pool::{Pool, PoolId};
 use crate::record::Request;
 use crate::replay::Match;
+use crate::report::Leaks;
 use crate::script::{Kind, Script};
 use crate::space::Space;
 use crate::stats::Stats;
-use crate::step::{Mode, Open};
+use crate::step::{Mode, Open, this_thread};
 
 /// What a device is opened with.
 #[derive(Clone, Debug)]
@@ -43,6 +47,9 @@ pub struct Config {
     pub most_keys: usize,
     /// A key is given up after so many steps in a row of which less than half was served in plan.
     pub patience: u32,
+    /// Looks for better plans in the background where the quick one is not known to be the best. Without, two equal runs
+    /// give equal addresses however busy the machine is.
+    pub improve: bool,
     /// Loaded plans are compared event by event against what lives for so many steps before they are replayed on script.
     pub verify_steps: u32,
     /// Redzones around every span and poison on free, verified at each free and at the end of each step.
@@ -52,7 +59,15 @@ pub struct Config {
 impl Config {
     /// The defaults, with that budget.
     pub fn new(budget: Bytes) -> Self {
-        Self { budget, align: Align::DEFAULT, most_keys: 256, patience: 4, verify_steps: 3, debug: false }
+        Self {
+            budget,
+            align: Align::DEFAULT,
+            most_keys: 256,
+            patience: 4,
+            improve: true,
+            verify_steps: 3,
+            debug: false,
+        }
     }
 }
 
@@ -70,16 +85,24 @@ pub struct Device {
     pub(crate) live: BTreeMap<u64, Block>,
     pub(crate) keys: Keys,
     pub(crate) open: Option<Open>,
-    /// Threads whose own step is served outside the plan, with their depth.
-    pub(crate) outside: HashMap<u64, u32>,
+    /// Freed blocks that wait for events, by offset.
+    pub(crate) pending: Vec<u64>,
+    /// Threads whose own step is served outside the plan, with their depth and what dies with them.
+    pub(crate) outside: HashMap<u64, (u32, Weak<()>)>,
     pub(crate) pools: BTreeMap<PoolId, Pool>,
     pub(crate) labels: Labels,
     pub(crate) stats: Stats,
-    pub(crate) last_end: Option<(Stream, Event)>,
+    pub(crate) ends: Ends,
+    /// Somebody is called when a request finds no room, and has not been yet: nothing is waited for before.
+    pub(crate) call_first: bool,
     /// Steps begun so far.
     pub(crate) steps: u64,
     /// Damaged redzones that nobody has asked about yet.
     pub(crate) damages: Vec<Damage>,
+    /// What steps left behind.
+    pub(crate) leaks: Leaks,
+    /// What came of the last file of saved plans.
+    pub(crate) last_load: Option<Result<Loaded, String>>,
 }
 
 /// A step that has run exactly as planned so far.
@@ -88,8 +111,17 @@ pub(crate) struct OnScript {
     pub cursor: usize,
     /// The streams by order of first appearance.
     pub streams: Vec<Stream>,
-    /// Requests that outlive the step, served outside: slot, and offset or [`FREED`].
-    pub outside: Vec<(u32, u64)>,
+    /// Requests that outlive the step, served outside, in order.
+    pub outside: Vec<Beyond>,
+}
+
+/// A request that outlives its step.
+#[derive(Clone, Copy)]
+pub(crate) struct Beyond {
+    pub slot: u32,
+    /// Where it is, or [`FREED`].
+    pub offset: u64,
+    pub size: u64,
 }
 
 /// No offset: freed after all.
@@ -119,10 +151,18 @@ pub(crate) enum BlockState {
     Slot(u32),
     /// Served outside a plan. `missed`: a planned step asked and its plan could not serve it.
     Outside { missed: bool },
-    /// Freed, but these events must be done before its bytes are given out again.
-    Pending(Vec<Event>),
+    /// Freed, but these must be done before its bytes are given out again.
+    Pending(Waits),
     /// Belongs to a graph pool: never given out, whatever inside it is free.
     Pinned(PoolId),
+}
+
+/// What freed bytes wait for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Waits {
+    pub events: Vec<Event>,
+    /// Streams that are being captured, so that their event is still to be recorded.
+    pub captured: Vec<Stream>,
 }
 
 impl Device {
@@ -144,13 +184,17 @@ impl Device {
             live: BTreeMap::new(),
             keys: Keys::new(config.most_keys),
             open: None,
+            pending: Vec::new(),
             outside: HashMap::new(),
             pools: BTreeMap::new(),
             labels: Labels::default(),
             stats,
-            last_end: None,
+            ends: Ends::default(),
+            call_first: false,
             steps: 0,
             damages: Vec::new(),
+            leaks: Leaks::default(),
+            last_load: None,
             backing,
             config,
             span,
@@ -160,6 +204,59 @@ impl Device {
     /// Where the reservation lies.
     pub fn reservation(&self) -> DeviceSpan {
         self.span
+    }
+
+    /// Replaces the reservation by one of that size, between steps and with nothing in it. Plans stay; those that need more
+    /// are not used. Waits for all queued work.
+    ///
+    /// # Errors
+    /// A step is open or something lives or is pinned; or the driver has no such reservation: then the old one is back.
+    pub fn resize(&mut self, budget: Bytes) -> Result<(), Error> {
+        self.between_steps("resize")?;
+        let wanted = budget.align_down(self.config.align);
+        if wanted.is_zero() {
+            return Err(Error::BudgetTooSmall { budget, align: self.config.align.get() });
+        }
+        self.drain(true);
+        let pinned: u64 = self.pools.values().map(Pool::bytes).sum();
+        if !self.live.is_empty() || !self.pools.is_empty() {
+            let bytes = self.live.values().map(|block| block.size).sum::<u64>() - pinned;
+            let live = self.live.values().filter(|block| !matches!(block.state, BlockState::Pinned(_))).count();
+            return Err(Error::NotEmpty { live, bytes, pinned });
+        }
+        let held = self.span.bytes;
+        if !held.is_zero() {
+            self.backing.release(self.span)?;
+        }
+        // Releasing waited for everything, so nothing is queued on the new bytes.
+        self.forget_ends();
+        let (span, result) = match self.backing.reserve(wanted) {
+            Ok(span) => (span, Ok(())),
+            Err(refused) => self.restore(held, wanted, refused),
+        };
+        self.span = span;
+        self.space = Space::new(span.bytes.get());
+        self.stats.reservation = span.bytes.get();
+        if result.is_ok() {
+            self.config.budget = budget;
+        }
+        result
+    }
+
+    fn restore(&mut self, held: Bytes, wanted: Bytes, refused: BackingError) -> (DeviceSpan, Result<(), Error>) {
+        let nothing = DeviceSpan { address: 0, bytes: Bytes::ZERO };
+        if held.is_zero() {
+            return (nothing, Err(refused.into()));
+        }
+        match self.backing.reserve(held) {
+            Ok(span) => (span, Err(refused.into())),
+            Err(reason) => (nothing, Err(Error::ReservationLost { held, wanted, reason })),
+        }
+    }
+
+    /// Where the memory comes from: its name, what it has free, how often it was asked.
+    pub fn backing(&self) -> &dyn Backing {
+        &*self.backing
     }
 
     /// Serves a request of `bytes` on `stream`. `label` says who asks, for reports. No bytes: a span of nothing at 0.
@@ -194,6 +291,25 @@ impl Device {
         self.free_off_script(address);
     }
 
+    /// Counts a free that comes from another thread than the one that began the open step, unless it has a step of its own.
+    #[inline]
+    pub(crate) fn note_thread(&mut self, address: u64) {
+        if let Some(open) = &self.open
+            && open.thread != this_thread()
+        {
+            self.note_other_thread(address);
+        }
+    }
+
+    #[cold]
+    fn note_other_thread(&mut self, address: u64) {
+        let Some(offset) = self.block_of(address) else { return };
+        let on_script = self.script.is_some() && offset < self.claimed;
+        if on_script || self.live.get(&offset).is_some_and(|block| block.step == self.steps) {
+            self.stats.divergences.note(Divergence::FreeByOtherThread { offset });
+        }
+    }
+
     /// Says that `stream` uses what begins at `address`: after its free, the bytes are given out again only once all work
     /// queued on that stream by then is done.
     pub fn record_stream(&mut self, address: u64, stream: Stream) {
@@ -205,10 +321,16 @@ impl Device {
             // The script cannot carry extra streams.
             self.leave_script();
         }
+        if self.in_pool(offset) {
+            // Its bytes go to nobody but later captures of the pool.
+            return;
+        }
         match self.live.get_mut(&offset) {
+            Some(Block { state: BlockState::Pending(_), .. }) | None => {
+                self.stats.divergences.note(Divergence::FreedTwice { address });
+            }
             Some(block) if block.stream != stream && !block.streams.contains(&stream) => block.streams.push(stream),
             Some(_) => {}
-            None => self.stats.divergences.note(Divergence::FreedTwice { address }),
         }
     }
 
@@ -249,37 +371,45 @@ impl Device {
         stream: Stream,
         label: &str,
     ) -> Option<Result<DeviceSpan, Error>> {
-        let on = self.script.as_mut()?;
+        let on = self.script.as_ref()?;
         let op = *on.script.ops.get(on.cursor)?;
-        if op.lane as usize == on.streams.len() && !on.streams.contains(&stream) {
-            on.streams.push(stream);
-        }
-        if on.streams.get(op.lane as usize) != Some(&stream) {
+        let new = op.lane as usize == on.streams.len() && !on.streams.contains(&stream);
+        if !new && on.streams.get(op.lane as usize) != Some(&stream) {
             return None;
         }
-        match op.kind {
-            Kind::Alloc if op.seen == size => {
-                on.cursor += 1;
-                Some(Ok(DeviceSpan { address: self.span.address + op.offset, bytes }))
-            }
+        if new && !self.order_in_claimed(stream) {
+            return None;
+        }
+        let on = self.script.as_ref()?;
+        let span = match op.kind {
+            Kind::Alloc if op.seen == size => DeviceSpan { address: self.span.address + op.offset, bytes },
             Kind::Outside => {
                 let next = on.script.ops[on.cursor + 1..].iter().find(|op| op.kind == Kind::Alloc);
                 if op.seen != size && next.is_some_and(|next| next.seen == size) {
                     // It is the next one's: this one is missing.
                     return None;
                 }
-                on.cursor += 1;
-                let (slot, expected, actual) = (op.slot, op.seen, size);
-                if actual > expected {
-                    self.stats.divergences.note(Divergence::Grew { slot, expected, actual });
+                match self.alloc_outside(bytes, size, stream, label, None, false) {
+                    Ok(span) => span,
+                    // Nothing happened, so the script still expects it.
+                    Err(error) => return Some(Err(error)),
                 }
-                Some(self.alloc_outside(bytes, size, stream, label, None, false).inspect(|span| {
-                    let outside = self.script.as_mut().map(|on| &mut on.outside);
-                    outside.expect("still on script").push((slot, span.address - self.span.address));
-                }))
             }
-            Kind::Alloc | Kind::Free => None,
+            Kind::Alloc | Kind::Free => return None,
+        };
+        let on = self.script.as_mut().expect("still on script");
+        on.cursor += 1;
+        if new {
+            on.streams.push(stream);
         }
+        if op.kind == Kind::Outside {
+            let (slot, offset, expected) = (op.slot, span.address - self.span.address, op.seen);
+            on.outside.push(Beyond { slot, offset, size });
+            if size > expected {
+                self.stats.divergences.note(Divergence::Grew { slot, expected, actual: size });
+            }
+        }
+        Some(Ok(span))
     }
 
     fn alloc_in_open_step(
@@ -292,6 +422,10 @@ impl Device {
         let label_id = self.labels.id(label);
         let open = self.open.as_mut().expect("the caller looked");
         let lane = open.lane(stream);
+        if open.record.requests.len() >= MOST_REQUESTS {
+            open.mode = Mode::Passthrough;
+            return self.alloc_outside(bytes, size, stream, label, None, false);
+        }
         let (stats, record) = (&mut self.stats, &mut open.record);
         let request = record.requests.len() as u32;
         let mut found = Match::Undecided;
@@ -320,6 +454,7 @@ impl Device {
             slot.filter(|slot| script.as_ref().is_some_and(|script| !script.template.slots[*slot as usize].outlives));
         if let (Some(script), Some(slot)) = (&script, planned)
             && self.slot_is_free(script, slot, size)
+            && self.order_in_claimed(stream)
         {
             let offset = script.offsets[slot as usize];
             self.open.as_mut().expect("as above").record.requests[request as usize].in_plan = true;
@@ -330,19 +465,26 @@ impl Device {
             return Ok(DeviceSpan { address: self.span.address + offset, bytes });
         }
         let missed = script.is_some() && planned.is_some_or_undecided(found);
-        self.alloc_outside(bytes, size, stream, label, Some(request), missed)
+        let served = self.alloc_outside(bytes, size, stream, label, Some(request), missed);
+        if served.is_err() {
+            // Nothing happened: who asked may free something and ask again.
+            let open = self.open.as_mut().expect("as above");
+            open.record.undo_alloc();
+            if let Mode::Replay { script, matcher } = &mut open.mode {
+                matcher.undo(script, lane, found, request);
+            }
+        }
+        served
     }
 
     /// The safety rule: whether no byte of the slot is used by anything, whatever the plan says. Names what is in the way.
     fn slot_is_free(&mut self, script: &Script, slot: u32, size: u64) -> bool {
         let offset = script.offsets[slot as usize];
-        let Some((by_offset, by)) = self.blocker(offset, offset + size) else { return true };
-        if let BlockState::Pending(_) = by {
+        debug_assert!(size <= script.template.slots[slot as usize].size, "a slot holds what it is given");
+        if let Some((_, BlockState::Pending(_))) = self.blocker(offset, offset + size) {
             self.drain(false);
-            if self.blocker(offset, offset + size).is_none() {
-                return true;
-            }
         }
+        let Some((by_offset, by)) = self.blocker(offset, offset + size) else { return true };
         let current = self.live.get(&by_offset).is_some_and(|block| block.step == self.steps);
         let divergence = match by {
             BlockState::Slot(by) if current => Divergence::LateFree { slot, by },
@@ -367,9 +509,9 @@ impl Device {
         request: Option<u32>,
         missed: bool,
     ) -> Result<DeviceSpan, Error> {
-        let offset = match self.space.take(size) {
+        let offset = match self.take(size, stream) {
             Some(offset) => offset,
-            None => self.take_when_exhausted(bytes, size, label)?,
+            None => self.take_when_exhausted(bytes, size, stream, label)?,
         };
         let label = self.labels.id(label);
         let step = if self.open.is_some() && !self.is_outside() { self.steps } else { 0 };
@@ -392,7 +534,10 @@ impl Device {
         if offset < self.claimed && !self.live.contains_key(&offset) {
             self.leave_script();
         }
-        if self.free_in_pool(offset) {
+        if self.in_pool(offset) {
+            if !self.free_in_pool(offset) {
+                self.stats.divergences.note(Divergence::FreedTwice { address });
+            }
             return;
         }
         let Some(block) = self.live.get(&offset).filter(|block| !matches!(block.state, BlockState::Pending(_))) else {
@@ -401,45 +546,58 @@ impl Device {
         };
         let (step, request, missed) =
             (block.step, block.request, matches!(block.state, BlockState::Outside { missed: true }));
-        if let BlockState::Slot(_) = block.state
-            && (self.open.is_none() || step != self.steps)
-        {
+        let current = self.open.is_some() && step == self.steps;
+        let in_plan = matches!(block.state, BlockState::Slot(_));
+        if step != 0 && !current {
+            self.leaks.freed(step, block.size);
+        }
+        if in_plan && !current {
             self.stats.divergences.note(Divergence::FreeAfterStep { offset });
         }
-        if step == self.steps
-            && let Some(open) = &mut self.open
-        {
+        if current && let Some(open) = &mut self.open {
             match request {
                 Some(request) => open.record.free(request),
                 // Served outside while on script, so it has no record yet: counted when the step ends.
-                None if step != 0 => open.freed_outside += 1,
-                None => {}
+                None => open.freed_outside += 1,
             }
         }
         if let Some(on) = &mut self.script
-            && let Some(outside) = on.outside.iter_mut().rev().find(|(_, at)| *at == offset)
+            && let Some(outside) = on.outside.iter_mut().rev().find(|beyond| beyond.offset == offset)
         {
-            outside.1 = FREED;
+            outside.offset = FREED;
         }
-        if self.config.debug {
-            self.verify_and_poison(offset);
-        }
+        self.verify(offset);
+        let capturing = self.is_capturing();
         let block = self.live.get_mut(&offset).expect("it was just there");
-        let streams = std::mem::take(&mut block.streams);
+        let mut streams = std::mem::take(&mut block.streams);
+        if capturing && self.backing.is_capturing(block.stream) {
+            // Whether its last kernel runs now or in the graph is not known: it is reused when the capture is over.
+            streams.push(block.stream);
+        }
         if matches!(block.state, BlockState::Outside { .. }) {
             self.stats.outside_given(block.size, missed);
         }
-        if streams.is_empty() {
-            let block = self.live.remove(&offset).expect("it was just there");
-            self.give(offset, block.size);
-        } else {
-            self.free_after(offset, &streams);
+        if !streams.is_empty() {
+            self.free_after(offset, streams);
+            return;
+        }
+        let block = self.live.remove(&offset).expect("it was just there");
+        self.poison(offset, &block);
+        // A slot's bytes stay claimed, and no other stream of this step has slots there.
+        if !(in_plan && current) {
+            self.give(offset, block.size, block.stream);
         }
     }
 
-    /// Gives bytes back to the space, but for what the open step's plan has claimed: that comes back when the step ends.
-    pub(crate) fn give(&mut self, offset: u64, size: u64) {
-        self.space.give(offset.max(self.claimed)..offset + size);
+    /// Gives bytes back that `stream` had, but for what the open step's plan has claimed: that comes back when the step ends,
+    /// and until then its streams have to mind whose it was.
+    pub(crate) fn give(&mut self, offset: u64, size: u64, stream: Stream) {
+        if offset < self.claimed
+            && let Some(open) = &mut self.open
+        {
+            open.intruders.push(stream);
+        }
+        self.space.give(offset.max(self.claimed)..offset + size, After::Work(stream));
     }
 
     /// The offset of an address inside the reservation.
@@ -461,6 +619,9 @@ impl Device {
         &self.stats
     }
 }
+
+/// A step that asks for more is not written down any further: its end was probably forgotten.
+const MOST_REQUESTS: usize = 1 << 20;
 
 /// A request that the plan should have served: it had a slot, or none was found for it. What outlives the step has a slot
 /// that is not planned, and is no miss.
@@ -485,6 +646,8 @@ pub(crate) fn round(bytes: u64, align: Align) -> u64 {
 pub(crate) struct Labels {
     texts: Vec<String>,
     ids: HashMap<String, u32>,
+    /// The one asked for last: a request asks twice, and neighbours are often alike.
+    last: u32,
 }
 
 /// Most different labels; further ones share the last.
@@ -492,7 +655,11 @@ const MOST_LABELS: usize = 1 << 16;
 
 impl Labels {
     pub fn id(&mut self, text: &str) -> u32 {
+        if self.texts.get(self.last as usize).is_some_and(|last| last == text) {
+            return self.last;
+        }
         if let Some(&id) = self.ids.get(text) {
+            self.last = id;
             return id;
         }
         let text = if self.texts.len() < MOST_LABELS { text } else { "(too many labels)" };

@@ -43,6 +43,18 @@ pub enum Error {
         /// Bytes of graph pools.
         pinned: u64,
     },
+    /// A resize released the old reservation and then got neither the new size nor the old one back.
+    #[error(
+        "the reservation of {held} was released for one of {wanted}, and now neither is to be had ({reason}); resize to less"
+    )]
+    ReservationLost {
+        /// What there was.
+        held: Bytes,
+        /// What was asked for.
+        wanted: Bytes,
+        /// What the driver said.
+        reason: BackingError,
+    },
     /// A graph pool that is not there.
     #[error("graph pool ({}, {}) is not open; begin it first", .0.0, .0.1)]
     NoSuchPool((u64, u64)),
@@ -52,12 +64,26 @@ pub enum Error {
     /// A file of saved plans.
     #[error(transparent)]
     Profile(#[from] terrace_profiles::Error),
-    /// A saved plan that this device cannot use.
+    /// A file of saved plans that contradicts itself.
     #[error("{name}: {reason}")]
     Saved {
         /// The file.
         name: String,
         /// Why, as the end of a sentence.
         reason: String,
+    },
+    /// A file of saved plans that was made for something else.
+    #[error(
+        "{name}: it was saved for {field} {saved}, and this is {field} {here}; load the file that was saved here, or record anew"
+    )]
+    SavedFor {
+        /// The file.
+        name: String,
+        /// What differs.
+        field: &'static str,
+        /// What the file says.
+        saved: String,
+        /// What this device says.
+        here: String,
     },
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use terrace_profiles::units::Bytes;
 
 use crate::backing::{Event, Stream};
-use crate::device::{BlockState, Device};
+use crate::device::{BlockState, Device, Waits};
 use crate::error::Error;
 
 /// Called when a request finds no room, before anything else is tried, with the bytes missing. It may free what it can.
@@ -27,7 +27,7 @@ pub struct Exhausted {
     pub largest_free: u64,
     /// Kept for the plan of the open step.
     pub claimed: u64,
-    /// In use outside plans.
+    /// In use beyond that: outside plans, or by what outlived the plan it was in.
     pub outside: u64,
     /// Of that, what a plan should have served.
     pub overflow: u64,
@@ -41,74 +41,122 @@ pub struct Exhausted {
     pub live: Vec<(String, u64)>,
 }
 
+/// Where the bytes of a reservation are: `free`, `claimed`, `outside`, `pinned` and `pending` add up to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Accounting {
+    /// The reservation.
+    pub reservation: u64,
+    /// Free bytes, in whatever pieces.
+    pub free: u64,
+    /// Kept for the plan of the open step, with what lives there. Nothing between steps. The rest counts what lies beyond.
+    pub claimed: u64,
+    /// In use outside plans, or by what outlived the plan it was in.
+    pub outside: u64,
+    /// Pinned by graph pools.
+    pub pinned: u64,
+    /// Freed, but another stream may still use it.
+    pub pending: u64,
+}
+
 /// How many plans and buffers a report lists.
 const LISTED: usize = 10;
 
 impl Device {
     /// Frees what can be freed and tries once more.
     #[cold]
-    pub(crate) fn take_when_exhausted(&mut self, bytes: Bytes, size: u64, label: &str) -> Result<u64, Error> {
-        for wait in [false, true] {
-            self.drain(wait);
-            if let Some(offset) = self.space.take(size) {
+    pub(crate) fn take_when_exhausted(
+        &mut self,
+        bytes: Bytes,
+        size: u64,
+        stream: Stream,
+        label: &str,
+    ) -> Result<u64, Error> {
+        for wait in self.patience() {
+            self.drain(*wait);
+            if let Some(offset) = self.take(size, stream) {
                 return Ok(offset);
             }
         }
         Err(Error::OutOfMemory(Box::new(self.exhausted(bytes, label))))
     }
 
+    /// Whether to wait for events at each try; not before the callback had its turn.
+    pub(crate) fn patience(&self) -> &'static [bool] {
+        if self.call_first { &[false] } else { &[false, true] }
+    }
+
     /// Gives back what was freed on several streams and is done; with `wait`, waits for all of it.
     pub fn drain(&mut self, wait: bool) {
-        let pending: Vec<u64> = self
-            .live
-            .iter()
-            .filter(|(_, block)| matches!(block.state, BlockState::Pending(_)))
-            .map(|(offset, _)| *offset)
-            .collect();
-        for offset in pending {
-            let block = self.live.get_mut(&offset).expect("just listed");
-            let BlockState::Pending(events) = &mut block.state else { continue };
-            let events = std::mem::take(events);
-            let left = self.unfinished(events, wait);
-            if left.is_empty() {
-                let block = self.live.remove(&offset).expect("just listed");
-                self.give(offset, block.size);
+        for offset in std::mem::take(&mut self.pending) {
+            let block = self.live.get_mut(&offset).expect("what is pending is live");
+            let BlockState::Pending(waits) = &mut block.state else { unreachable!("it was freed") };
+            let mut waits = std::mem::take(waits);
+            self.record_captured(&mut waits);
+            self.finish(&mut waits.events, wait);
+            if waits.events.is_empty() && waits.captured.is_empty() {
+                let block = self.live.remove(&offset).expect("as above");
+                self.poison(offset, &block);
+                self.give(offset, block.size, block.stream);
             } else {
-                self.live.get_mut(&offset).expect("just listed").state = BlockState::Pending(left);
+                self.live.get_mut(&offset).expect("as above").state = BlockState::Pending(waits);
+                self.pending.push(offset);
             }
         }
     }
 
     /// Keeps freed bytes until what the given streams have queued so far is done.
-    pub(crate) fn free_after(&mut self, offset: u64, streams: &[Stream]) {
-        let mut events = Vec::new();
-        for &stream in streams {
-            // An event cannot be recorded on a capturing stream; the bytes then stay until the device is asked to drain
-            // with the stream's capture over, which the event of the owning stream stands in for.
-            let recorded = if self.backing.is_capturing(stream) { None } else { self.backing.record(stream).ok() };
-            events.extend(recorded);
-        }
+    pub(crate) fn free_after(&mut self, offset: u64, streams: Vec<Stream>) {
+        let mut waits = Waits { events: Vec::new(), captured: streams };
+        self.record_captured(&mut waits);
         let block = self.live.get_mut(&offset).expect("the caller looked");
-        block.state = BlockState::Pending(events);
+        block.state = BlockState::Pending(waits);
+        self.pending.push(offset);
     }
 
-    fn unfinished(&mut self, events: Vec<Event>, wait: bool) -> Vec<Event> {
-        let mut left = Vec::new();
-        for event in events {
+    /// No event can be recorded on a stream that is being captured: there it is made up for once the capture is over.
+    fn record_captured(&mut self, waits: &mut Waits) {
+        let backing = &mut self.backing;
+        waits.captured.retain(|stream| {
+            let event = if backing.is_capturing(*stream) { None } else { backing.record(*stream).ok() };
+            waits.events.extend(event);
+            event.is_none()
+        });
+    }
+
+    /// Drops the events that are done.
+    fn finish(&mut self, events: &mut Vec<Event>, wait: bool) {
+        events.retain(|event| {
             let done = if wait {
-                self.backing.synchronize(event).is_ok()
+                self.backing.synchronize(*event).is_ok()
             } else {
                 // A query that fails says nothing about the work: keep the bytes.
-                self.backing.is_done(event).unwrap_or(false)
+                self.backing.is_done(*event).unwrap_or(false)
             };
-            if !done {
-                left.push(event);
-            }
-        }
-        left
+            !done
+        });
     }
 
-    fn exhausted(&self, asked: Bytes, label: &str) -> Exhausted {
+    /// Where the bytes of the reservation are.
+    pub fn accounting(&self) -> Accounting {
+        let mut sums = Accounting {
+            reservation: self.space.total(),
+            free: self.space.free(),
+            claimed: self.claimed,
+            ..Accounting::default()
+        };
+        for (offset, block) in &self.live {
+            let beyond = (offset + block.size).saturating_sub(self.claimed.max(*offset));
+            let sum = match block.state {
+                BlockState::Slot(_) | BlockState::Outside { .. } => &mut sums.outside,
+                BlockState::Pinned(_) => &mut sums.pinned,
+                BlockState::Pending(_) => &mut sums.pending,
+            };
+            *sum += beyond;
+        }
+        sums
+    }
+
+    pub(crate) fn exhausted(&self, asked: Bytes, label: &str) -> Exhausted {
         let pending = |state: &BlockState| matches!(state, BlockState::Pending(_));
         let mut live: Vec<(String, u64)> = self
             .live
@@ -127,17 +175,20 @@ impl Device {
             .collect();
         planned.sort_by(|a, b| (b.1, &a.0).cmp(&(a.1, &b.0)));
         planned.truncate(LISTED);
+        let Accounting { reservation, free, claimed, outside, pinned, pending } = self.accounting();
+        let (label, largest_free, overflow) = (label.to_owned(), self.space.largest(), self.stats.overflow);
+        let asked = asked.get();
         Exhausted {
-            asked: asked.get(),
-            label: label.to_owned(),
-            reservation: self.space.total(),
-            free: self.space.free(),
-            largest_free: self.space.largest(),
-            claimed: self.claimed,
-            outside: self.stats.outside,
-            overflow: self.stats.overflow,
-            pinned: self.pools.values().map(crate::pool::Pool::bytes).sum(),
-            pending: self.live.values().filter(|block| pending(&block.state)).map(|block| block.size).sum(),
+            asked,
+            label,
+            reservation,
+            free,
+            largest_free,
+            claimed,
+            outside,
+            overflow,
+            pinned,
+            pending,
             planned,
             live,
         }

@@ -16,7 +16,8 @@
 //! A [`FakeDevice`] is a handle. A test keeps one clone, and the allocator owns another as its backing:
 //!
 //! ```
-//! use terrace_allocator::{Access, Backing, FakeDevice, Stream};
+//! use terrace_allocator::backing::{Backing, Stream};
+//! use terrace_allocator::fake::{Access, FakeDevice};
 //! use terrace_profiles::units::Bytes;
 //!
 //! let fake = FakeDevice::new(Bytes::new(1 << 40).unwrap());
@@ -507,13 +508,17 @@ impl Backing for FakeDevice {
         Ok(())
     }
 
-    fn read(&mut self, span: DeviceSpan, into: &mut [u8]) -> Result<(), BackingError> {
+    fn read(&mut self, span: DeviceSpan, into: &mut [u8], stream: Stream) -> Result<(), BackingError> {
         let mut state = self.0.lock();
         state.calls.reads += 1;
-        state.alive("read")?;
+        state.not_capturing(stream, "read")?;
         let span = head(span, into, "read")?;
         offset_in(state.held, span, "read")?;
-        state.synchronize_all();
+        state.launch(stream, "a read", &[Access::Read(span)]);
+        let (position, clock) =
+            state.queues.get(&stream).map(|queue| (queue.queued, queue.clock.clone())).unwrap_or_default();
+        state.run_up_to(stream, position);
+        join(&mut state.host, &clock);
         into.fill(0);
         let (start, end) = (span.address, span.address + span.bytes.get());
         for (from, (to, byte)) in state.contents.range(..end).rev().take_while(|(_, (to, _))| *to > start) {

@@ -154,7 +154,7 @@ impl Backing for HostBacking {
         Ok(())
     }
 
-    fn read(&mut self, span: DeviceSpan, into: &mut [u8]) -> Result<(), BackingError> {
+    fn read(&mut self, span: DeviceSpan, into: &mut [u8], _stream: Stream) -> Result<(), BackingError> {
         let at = self.at(head(span, into, "read")?, "read")?;
         // SAFETY: `into.len()` bytes from `at` lie inside the reservation, which is initialised, and `into` is memory of
         // the caller, which the reservation is not.

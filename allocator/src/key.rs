@@ -82,6 +82,11 @@ impl Keys {
         self.states.iter()
     }
 
+    /// Whether the key is known, or can be without another making room for it.
+    pub fn has_room_for(&self, key: &[u8]) -> bool {
+        self.states.len() < self.most || self.states.contains_key(key)
+    }
+
     /// The largest makespan of the plans there are.
     pub fn arena(&self) -> u64 {
         self.states.values().filter_map(|state| state.script.as_ref()).map(|script| script.makespan).max().unwrap_or(0)

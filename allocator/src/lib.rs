@@ -12,9 +12,12 @@ mod exhausted;
 pub mod fake;
 pub mod host;
 mod key;
+mod order;
+mod persist;
 mod pool;
 mod record;
 mod replay;
+mod report;
 mod script;
 mod space;
 mod stats;
@@ -25,6 +28,10 @@ pub use backing::{Backing, BackingError, Stream};
 pub use device::{Config, Device};
 pub use divergence::{Counts, Divergence};
 pub use error::Error;
-pub use exhausted::Exhausted;
+pub use exhausted::{Accounting, Exhausted};
+pub use persist::{ARENA_VERSION, Existing, Identity, Loaded};
 pub use pool::{PoolId, PoolReport};
+pub use report::{
+    BootSummary, Feature, KeyLeft, LabelLeft, LeakReport, Left, LiveBuffer, LiveMap, LiveState, MemoryRow,
+};
 pub use stats::Stats;

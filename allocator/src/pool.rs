@@ -3,7 +3,9 @@
 //! Requests that come while a pool is being captured are served from ranges that are pinned for it. A pinned range is never
 //! handed out to anybody else, trimmed or moved until the pool is released and nothing in it lives. Graphs that share a pool
 //! run one at a time, so a later capture reuses what an earlier one freed: the pool is as large as the largest of them, not
-//! as their sum (both are reported).
+//! as their sum (both are reported). Inside one capture, streams do not share: a graph has no waits but its own.
+//!
+//! A graph runs on streams that nobody names here, so a pool is only made of bytes that no queued work uses any more.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +14,7 @@ use terrace_profiles::units::{Bytes, DeviceSpan};
 use crate::backing::Stream;
 use crate::device::{Block, BlockState, Device};
 use crate::error::Error;
+use crate::order::After;
 use crate::space::Space;
 
 /// What CUDA calls a memory pool id.
@@ -24,8 +27,8 @@ pub(crate) struct Pool {
     space: Space,
     /// Pinned ranges: offset and size.
     ranges: Vec<(u64, u64)>,
-    /// What lives inside: offset to size and label.
-    live: BTreeMap<u64, (u64, u32)>,
+    /// What lives inside, by offset.
+    live: BTreeMap<u64, Graphed>,
     /// The streams being captured into it; `None` outside of captures, empty for all.
     pub capturing: Option<Vec<Stream>>,
     released: bool,
@@ -34,6 +37,16 @@ pub(crate) struct Pool {
     most: u64,
     /// The most of each capture so far.
     captures: Vec<u64>,
+}
+
+/// What lives in a pool.
+#[derive(Debug)]
+struct Graphed {
+    size: u64,
+    label: u32,
+    stream: Stream,
+    /// Which capture asked for it.
+    capture: usize,
 }
 
 /// What a pool holds, for reports.
@@ -64,8 +77,18 @@ impl Pool {
         self.ranges.iter().map(|(_, size)| size).sum()
     }
 
+    /// Pinned ranges: offset and size.
+    pub fn ranges(&self) -> &[(u64, u64)] {
+        &self.ranges
+    }
+
+    /// What lives inside: offset, size, label and stream.
+    pub fn live(&self) -> impl Iterator<Item = (u64, u64, u32, Stream)> + '_ {
+        self.live.iter().map(|(offset, block)| (*offset, block.size, block.label, block.stream))
+    }
+
     fn live_bytes(&self) -> u64 {
-        self.live.values().map(|(size, _)| size).sum()
+        self.live.values().map(|block| block.size).sum()
     }
 }
 
@@ -74,11 +97,16 @@ impl Device {
     pub fn begin_pool(&mut self, id: PoolId, streams: &[Stream]) {
         // A capture's addresses must not lie where a plan will hand them out.
         self.leave_script();
+        self.settle();
         let total = self.space.total();
         let pool = self.pools.entry(id).or_insert_with(|| Pool::new(total));
         pool.capturing = Some(streams.to_vec());
         pool.released = false;
         (pool.now, pool.most) = (0, 0);
+        // Another graph, and graphs of a pool run one at a time: streams may take what others had.
+        for after in pool.space.waits() {
+            pool.space.rename(after, After::Ends);
+        }
     }
 
     /// The capture ends; the pool stays pinned.
@@ -92,7 +120,8 @@ impl Device {
         Ok(())
     }
 
-    /// No graph uses the pool any more: its bytes are free once nothing in it lives.
+    /// No graph uses the pool any more: its bytes are free once nothing in it lives. The last replay must be over, or queued
+    /// on the stream that was captured.
     ///
     /// # Errors
     /// There is no such pool.
@@ -116,6 +145,11 @@ impl Device {
         self.pools.iter().map(report).collect()
     }
 
+    /// Whether a pool is being captured.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.pools.values().any(|pool| pool.capturing.is_some())
+    }
+
     /// The pool that a request on `stream` belongs to.
     pub(crate) fn capturing_pool(&self, stream: Stream) -> Option<PoolId> {
         let takes = |pool: &Pool| {
@@ -132,26 +166,70 @@ impl Device {
         stream: Stream,
         label: &str,
     ) -> Result<DeviceSpan, Error> {
-        let label_id = self.labels.id(label);
         let pool = self.pools.get_mut(&id).expect("it is capturing");
-        let offset = if let Some(offset) = pool.space.take(size) {
-            offset
-        } else {
-            let offset = match self.space.take(size) {
-                Some(offset) => offset,
-                None => self.take_when_exhausted(bytes, size, label)?,
-            };
-            let (state, streams) = (BlockState::Pinned(id), Vec::new());
-            let block = Block { size, asked: size, label: label_id, stream, step: 0, request: None, state, streams };
-            self.live.insert(offset, block);
-            self.pools.get_mut(&id).expect("as above").ranges.push((offset, size));
-            offset
+        let offset = match take_in(&mut pool.space, size, stream).or_else(|| self.widen_pool(id, size, stream, label)) {
+            Some(offset) => offset,
+            None => self.pin_when_exhausted(id, bytes, size, stream, label)?,
         };
+        let label = self.labels.id(label);
         let pool = self.pools.get_mut(&id).expect("as above");
-        pool.live.insert(offset, (size, label_id));
+        pool.live.insert(offset, Graphed { size, label, stream, capture: pool.captures.len() });
         pool.now += size;
         pool.most = pool.most.max(pool.now);
         Ok(DeviceSpan { address: self.span.address + offset, bytes })
+    }
+
+    /// Pins more: first what a free range of the pool misses, right below it, so that graphs of growing size share; else a
+    /// range of its own.
+    fn widen_pool(&mut self, id: PoolId, size: u64, stream: Stream, label: &str) -> Option<u64> {
+        if !self.is_settled() {
+            self.settle();
+        }
+        if !self.is_settled() {
+            return None;
+        }
+        for after in [After::Work(stream), After::Ends] {
+            let ranges: Vec<_> = self.pools.get(&id)?.space.ranges(after).collect();
+            for range in ranges {
+                let Some(from) = range.end.checked_sub(size) else { continue };
+                if self.space.take_at(from..range.start, After::Ends) {
+                    self.pin(id, from, range.start - from, stream, label);
+                    let pool = self.pools.get_mut(&id)?;
+                    let taken = pool.space.take_at(range.clone(), after);
+                    assert!(taken, "a free range of the pool was just listed");
+                    return Some(from);
+                }
+            }
+        }
+        let offset = self.space.take(size, After::Ends)?;
+        self.pin(id, offset, size, stream, label);
+        Some(offset)
+    }
+
+    fn pin(&mut self, id: PoolId, offset: u64, size: u64, stream: Stream, label: &str) {
+        let (label, state, streams) = (self.labels.id(label), BlockState::Pinned(id), Vec::new());
+        let block = Block { size, asked: size, label, stream, step: 0, request: None, state, streams };
+        self.live.insert(offset, block);
+        self.pools.get_mut(&id).expect("the caller looked").ranges.push((offset, size));
+    }
+
+    #[cold]
+    fn pin_when_exhausted(
+        &mut self,
+        id: PoolId,
+        bytes: Bytes,
+        size: u64,
+        stream: Stream,
+        label: &str,
+    ) -> Result<u64, Error> {
+        for wait in self.patience() {
+            self.drain(*wait);
+            self.settle();
+            if let Some(offset) = self.widen_pool(id, size, stream, label) {
+                return Ok(offset);
+            }
+        }
+        Err(Error::OutOfMemory(Box::new(self.exhausted(bytes, label))))
     }
 
     /// Whether the offset lies in a pool's pinned range.
@@ -165,9 +243,12 @@ impl Device {
         let Some((_, block)) = self.live.range(..=offset).next_back() else { return false };
         let BlockState::Pinned(id) = block.state else { return false };
         let Some(pool) = self.pools.get_mut(&id) else { return false };
-        let Some((size, _)) = pool.live.remove(&offset) else { return false };
-        pool.space.give(offset..offset + size);
-        pool.now = pool.now.saturating_sub(size);
+        let Some(block) = pool.live.remove(&offset) else { return false };
+        pool.space.give(offset..offset + block.size, After::Work(block.stream));
+        if block.capture == pool.captures.len() {
+            // A capture that was begun again counts anew.
+            pool.now = pool.now.saturating_sub(block.size);
+        }
         self.retire_pool(id);
         true
     }
@@ -179,8 +260,16 @@ impl Device {
         }
         let pool = self.pools.remove(&id).expect("just looked");
         for (offset, size) in pool.ranges {
-            self.live.remove(&offset);
-            self.give(offset, size);
+            let block = self.live.remove(&offset).expect("a pinned range is live");
+            self.give(offset, size, block.stream);
         }
     }
+}
+
+/// What the stream had before, or an earlier capture: the narrower of the two.
+fn take_in(space: &mut Space, size: u64, stream: Stream) -> Option<u64> {
+    let candidates = [After::Work(stream), After::Ends].into_iter();
+    let fits = candidates.filter_map(|after| Some((space.narrowest(size, after)?, after)));
+    let (_, after) = fits.min()?;
+    space.take(size, after)
 }

@@ -50,6 +50,13 @@ impl Record {
         index
     }
 
+    /// Strikes out the last request: it could not be served.
+    pub fn undo_alloc(&mut self) {
+        let last = self.order.pop();
+        debug_assert_eq!(last, Some(Happened::Alloc(self.requests.len() as u32 - 1)));
+        self.requests.pop();
+    }
+
     /// Writes down that a request of this step was freed.
     pub fn free(&mut self, request: u32) {
         self.requests[request as usize].freed = true;

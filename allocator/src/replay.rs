@@ -102,6 +102,18 @@ impl Matcher {
         Match::Slot(slot)
     }
 
+    /// The request that was found last could not be served: it never came.
+    pub fn undo(&mut self, script: &Script, lane: u32, found: Match, request: u32) {
+        let Some(state) = self.lanes.get_mut(lane as usize) else { return };
+        match found {
+            Match::Slot(slot) => {
+                self.taken[slot as usize] = false;
+                state.head = state.head.min(script.turn[slot as usize]);
+            }
+            Match::Undecided => state.undecided.retain(|(other, _)| *other != request),
+        }
+    }
+
     /// The step is over: what was never asked for is missing, what is undecided was the tail grown, or extra.
     pub fn finish(&mut self, script: &Script, tell: &mut impl FnMut(Divergence), grew: &mut impl FnMut(u32, u32)) {
         for (lane, slots) in (0..).zip(&script.lanes) {

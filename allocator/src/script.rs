@@ -1,8 +1,8 @@
 //! A planned template, laid out for replay: what is expected to happen next, and where each request goes.
 
 use terrace_planner::solve::Control;
-use terrace_planner::{Effort, LaneRule, Options, Verdict, plan};
-use terrace_profiles::units::{Align, Bytes, Tick};
+use terrace_planner::{Effort, LaneRule, Options, Proof, Verdict, placed, plan};
+use terrace_profiles::units::{Align, Bytes, Offset, Tick};
 use terrace_profiles::{Action, BufferId, Event, LabelId, LaneId, Profile};
 
 use crate::record::{Happened, Template};
@@ -73,8 +73,8 @@ impl Script {
 
     fn planned_as_is(template: Template, labels: &[String], align: Align, effort: Effort) -> Self {
         let (profile, planned) = profile(&template, labels);
-        let options = Options { align, effort, lanes: LaneRule::Separate, ..Options::default() };
-        let verdict = plan(&profile, &options, &Control::default()).expect("a template is a consistent profile");
+        let verdict =
+            plan(&profile, &options(align, effort), &Control::default()).expect("a template is a consistent profile");
         let Verdict::Fits(plan) = verdict else { unreachable!("no capacity was asked for") };
         let mut offsets = vec![0; template.slots.len()];
         for (slot, &request) in plan.slots().iter().zip(&planned) {
@@ -82,6 +82,33 @@ impl Script {
         }
         let (makespan, lower_bound) = (plan.makespan().get(), plan.lower_bound().bytes.get());
         Self::laid_out(template, offsets, makespan, lower_bound, plan.proof().optimal)
+    }
+
+    /// A script whose offsets come from outside, if the planner's check accepts them. The template is consistent.
+    pub fn with_offsets(
+        template: Template,
+        offsets: Vec<u64>,
+        labels: &[String],
+        align: Align,
+        optimal: bool,
+    ) -> Result<Self, terrace_planner::Error> {
+        let mut script = Self::laid_out(template, offsets, 0, 0, optimal);
+        let verdict = script.verdict("saved", labels, align)?;
+        script.makespan = verdict.best().makespan().get();
+        script.lower_bound = verdict.best().lower_bound().bytes.get();
+        script.optimal |= script.makespan == script.lower_bound;
+        Ok(script)
+    }
+
+    /// The script as what the planner reports on. Nothing is searched: the offsets are checked and stay.
+    pub fn verdict(&self, name: &str, labels: &[String], align: Align) -> Result<Verdict, terrace_planner::Error> {
+        let (mut profile, planned) = profile(&self.template, labels);
+        name.clone_into(&mut profile.name);
+        let offset = |request: &u32| Offset::new(self.offsets[*request as usize]).unwrap_or_default();
+        let offsets: Vec<Offset> = planned.iter().map(offset).collect();
+        let (optimal, strategy) = (self.optimal, "as replayed".to_owned());
+        let proof = Proof { optimal, strategy, nodes: 0, interrupted: false };
+        placed(&profile, &options(align, Effort::Quick), &offsets, proof)
     }
 
     fn laid_out(template: Template, offsets: Vec<u64>, makespan: u64, lower_bound: u64, optimal: bool) -> Self {
@@ -111,6 +138,10 @@ impl Script {
     pub fn planned(&self) -> usize {
         self.template.slots.iter().filter(|slot| !slot.outlives).count()
     }
+}
+
+fn options(align: Align, effort: Effort) -> Options {
+    Options { align, effort, lanes: LaneRule::Separate, ..Options::default() }
 }
 
 /// The planned requests as a profile, and for each of its buffers the request.

@@ -9,22 +9,26 @@
 //! ```
 //!
 //! A nested begin on the same thread is ignored but counted in depth; a begin on another thread is served outside the plan.
-//! A begin where the open step has used up its script and left nothing alive means that the end was forgotten: the old
-//! step is closed first.
+//! A begin where the open step has used up its script, or has the same key, and left nothing alive means that the end was
+//! forgotten: the old step is closed first. So it is when the thread that began it is gone.
 
-use std::sync::Arc;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, TryRecvError};
+use std::sync::{Arc, Weak};
 
 use terrace_planner::{Effort, Plan};
-use terrace_profiles::units::Bytes;
+use terrace_profiles::units::{Align, Bytes};
 
 use crate::backing::Stream;
 use crate::device::{Block, BlockState, Device, FREED, OnScript};
 use crate::divergence::Divergence;
 use crate::error::Error;
 use crate::key::Key;
+use crate::order::{After, Intruders};
 use crate::record::{Happened, Record, Request, SlotInfo, Template};
 use crate::replay::Matcher;
+use crate::report::Left;
 use crate::script::{Kind, Script};
 
 /// The open step.
@@ -37,7 +41,11 @@ pub(crate) struct Open {
     /// The stream the step was begun on.
     pub stream: Stream,
     pub thread: u64,
+    /// Dies with that thread.
+    pub alive: Weak<()>,
     pub depth: u32,
+    /// Other streams' work in the claimed range.
+    pub intruders: Intruders,
     /// Requests without a record that were freed inside the step: they came and went while on script.
     pub freed_outside: u64,
     /// How often the key had been seen before.
@@ -73,21 +81,29 @@ impl Device {
     /// What the backing says about the wait; the step is then not begun.
     pub fn begin_step(&mut self, key: &[u8], stream: Stream) -> Result<(), Error> {
         let thread = this_thread();
+        if let Some((depth, _)) = self.outside.get_mut(&thread) {
+            *depth += 1;
+            return Ok(());
+        }
         if let Some(open) = &mut self.open {
-            if open.thread != thread {
+            if open.thread != thread && open.alive.strong_count() > 0 {
+                // The script cannot tell whose requests are whose.
+                self.leave_script();
                 let steps = u32::try_from(self.outside.len()).unwrap_or(u32::MAX);
-                *self.outside.entry(thread).or_default() += 1;
+                self.outside.insert(thread, (1, life_of_this_thread()));
                 self.stats.divergences.note(Divergence::ConcurrentStep { open: steps + 1 });
                 return Ok(());
             }
-            if !self.end_was_forgotten() {
+            if open.thread == thread && !self.end_was_forgotten(key) {
                 self.open.as_mut().expect("it is open").depth += 1;
                 return Ok(());
             }
             self.stats.divergences.note(Divergence::Unbalanced { ends: false });
             self.close_step()?;
         }
-        self.order_after_last_end(stream)?;
+        // On a stream that is being captured nothing can wait; what it asks for comes from its graph's pool.
+        let ordered = self.wait_for_ends(stream)?;
+        self.outside.retain(|_, (_, alive)| alive.strong_count() > 0);
         self.drain(false);
         self.steps += 1;
         self.stats.steps += 1;
@@ -96,22 +112,36 @@ impl Device {
         let seen_before = state.seen;
         state.seen += 1;
         adopt_better(state);
-        let script = state.script.clone().filter(|script| !state.given_up && script.makespan <= self.space.total());
+        let planned = state.script.is_some();
+        // A plan that is larger than the reservation waits for a resize.
+        let script = state.script.clone().filter(|script| script.makespan <= self.space.total() && ordered);
         let verify = state.verify > 0;
         state.verify = state.verify.saturating_sub(1);
         let mode = match &script {
             Some(script) => Mode::Replay { script: Arc::clone(script), matcher: Matcher::new(script) },
-            None if state.given_up => Mode::Passthrough,
+            None if state.given_up || planned => Mode::Passthrough,
             None => Mode::Record,
         };
-        let (record, streams, depth, freed_outside) = (Record::default(), Vec::new(), 1, 0);
-        let key: Key = key.into();
-        self.open = Some(Open { key, mode, record, streams, stream, thread, depth, freed_outside, seen_before });
+        self.open = Some(Open {
+            key: key.into(),
+            mode,
+            record: Record::default(),
+            streams: Vec::new(),
+            stream,
+            thread,
+            alive: life_of_this_thread(),
+            depth: 1,
+            intruders: Intruders::default(),
+            freed_outside: 0,
+            seen_before,
+        });
         if let Some(script) = script {
-            self.keys.largest = self.keys.largest.max(script.makespan);
+            self.note_arena(script.makespan);
             self.claim(script.makespan);
             let clear = self.live.range(..self.claimed).next().is_none();
-            if clear && !verify && !self.config.debug {
+            // Requests of other threads' steps and of captures have to be told apart one by one.
+            let alone = self.outside.is_empty() && !self.is_capturing();
+            if clear && alone && !verify && !self.config.debug && self.order_in_claimed(stream) {
                 let (cursor, streams, outside) = (0, Vec::new(), Vec::new());
                 self.script = Some(OnScript { script, cursor, streams, outside });
             }
@@ -125,7 +155,7 @@ impl Device {
     /// What the backing says about the event that marks the end.
     pub fn end_step(&mut self) -> Result<(), Error> {
         let thread = this_thread();
-        if let Some(depth) = self.outside.get_mut(&thread) {
+        if let Some((depth, _)) = self.outside.get_mut(&thread) {
             *depth -= 1;
             if *depth == 0 {
                 self.outside.remove(&thread);
@@ -168,9 +198,11 @@ impl Device {
         self.between_steps("preplan")?;
         let template = template_of(plan, &mut self.labels, self.config.align.get());
         let script = Script::new(template, self.labels.texts(), self.config.align, Effort::Quick);
-        self.keys.largest = self.keys.largest.max(script.makespan);
+        self.note_arena(script.makespan);
         let verify = self.config.verify_steps;
+        let steps = self.steps;
         let state = self.keys.entry(key);
+        state.last_used = steps;
         state.script = Some(Arc::new(script));
         state.plans += 1;
         state.verify = verify;
@@ -183,6 +215,12 @@ impl Device {
     #[doc(hidden)]
     pub fn collide_keys_for_test(&mut self) {
         self.keys.collide();
+    }
+
+    /// A plan of so many bytes is in use.
+    pub(crate) fn note_arena(&mut self, makespan: u64) {
+        self.keys.largest = self.keys.largest.max(makespan);
+        self.stats.arena = self.keys.largest;
     }
 
     pub(crate) fn between_steps(&self, what: &'static str) -> Result<(), Error> {
@@ -205,13 +243,15 @@ impl Device {
         let Mode::Replay { matcher, .. } = &mut open.mode else { unreachable!("only a replayed step is on script") };
         open.streams.clone_from(&on.streams);
         let mut request_of = vec![None; on.script.template.slots.len()];
+        let mut beyond = on.outside.iter();
         for op in &on.script.ops[..on.cursor] {
             let info = &on.script.template.slots[op.slot as usize];
             match op.kind {
                 Kind::Alloc | Kind::Outside => {
                     matcher.take_next(&on.script, op.slot);
                     let (slot, in_plan) = (Some(op.slot), op.kind == Kind::Alloc);
-                    let (size, lane, label) = (op.seen, op.lane, info.label);
+                    let size = if in_plan { op.seen } else { beyond.next().map_or(op.seen, |beyond| beyond.size) };
+                    let (lane, label) = (op.lane, info.label);
                     let request = open.record.alloc(Request { size, lane, label, slot, in_plan, freed: false });
                     request_of[op.slot as usize] = Some(request);
                     if in_plan {
@@ -230,38 +270,42 @@ impl Device {
                 }
             }
         }
-        for (slot, offset) in on.outside {
-            let Some(request) = request_of[slot as usize] else { continue };
-            if offset == FREED {
+        for beyond in on.outside {
+            let Some(request) = request_of[beyond.slot as usize] else { continue };
+            if beyond.offset == FREED {
                 // It did not outlive the step this time. When exactly it was freed is not known any more.
                 open.record.free(request);
                 open.freed_outside -= 1;
-            } else if let Some(block) = self.live.get_mut(&offset) {
+            } else if let Some(block) = self.live.get_mut(&beyond.offset) {
                 block.request = Some(request);
             }
         }
     }
 
-    /// Whether the open step has nothing left to do: all of its script has happened, so a new begin is not nested in it.
-    fn end_was_forgotten(&self) -> bool {
-        self.script.as_ref().is_some_and(|on| on.cursor == on.script.ops.len() && !on.script.ops.is_empty())
-    }
-
-    fn order_after_last_end(&mut self, stream: Stream) -> Result<(), Error> {
-        if let Some((last, event)) = self.last_end
-            && last != stream
-        {
-            self.backing.wait(stream, event)?;
+    /// Whether the open step has nothing left to do, so that a begin on its thread is not nested in it: all of its script
+    /// has happened, or the same key begins again and nothing that was asked for still lives.
+    fn end_was_forgotten(&self, key: &[u8]) -> bool {
+        match (&self.script, &self.open) {
+            (Some(on), _) => on.cursor == on.script.ops.len() && !on.script.ops.is_empty(),
+            (None, Some(open)) => {
+                let requests = &open.record.requests;
+                *open.key == *key && !requests.is_empty() && requests.iter().all(|request| request.freed)
+            }
+            (None, None) => false,
         }
-        Ok(())
     }
 
+    /// Nothing in `[0, bytes)` is given out any more but by the plan. What other streams freed there may still be in use.
     fn claim(&mut self, bytes: u64) {
         self.claimed = bytes;
-        self.space.take_range(0..bytes);
+        for (_, after) in self.space.take_range(0..bytes) {
+            if let After::Work(stream) = after {
+                self.open.as_mut().expect("a plan belongs to an open step").intruders.push(stream);
+            }
+        }
     }
 
-    /// What is claimed and not alive becomes free again.
+    /// What is claimed and not alive becomes free again; the end of the step that is about to be marked comes after its uses.
     fn unclaim(&mut self) {
         let end = std::mem::take(&mut self.claimed);
         let mut from = 0;
@@ -272,47 +316,47 @@ impl Device {
         }
         free.push(from..end);
         for range in free.into_iter().filter(|range| range.start < range.end) {
-            self.space.give(range);
+            self.space.give(range, After::Ends);
         }
     }
 
     fn close_step(&mut self) -> Result<(), Error> {
-        let open = self.open.as_ref().expect("the caller looked");
-        let (stream, capturing) = (open.stream, self.pools.values().any(|pool| pool.capturing.is_some()));
-        if let Some(on) = &self.script
-            && on.cursor < on.script.ops.len()
-        {
+        if self.script.as_ref().is_some_and(|on| on.cursor < on.script.ops.len()) {
             self.leave_script();
         }
-        match self.script.take() {
-            Some(on) => self.close_on_script(&on),
-            None => self.close_off_script(),
-        }
-        self.verify_redzones();
-        if !capturing && !self.backing.is_capturing(stream) {
-            if let Some((_, event)) = self.last_end.take() {
-                self.backing.forget(event);
+        let mut open = self.open.take().expect("the caller looked");
+        let (stream, intruders) = (open.stream, std::mem::take(&mut open.intruders));
+        let streams = match self.script.take() {
+            Some(on) => {
+                self.close_on_script(&open, &on);
+                on.streams
             }
-            self.last_end = Some((stream, self.backing.record(stream)?));
-        }
-        Ok(())
+            None => {
+                let streams = std::mem::take(&mut open.streams);
+                self.close_off_script(open);
+                streams
+            }
+        };
+        self.unclaim();
+        self.verify_redzones();
+        Ok(self.mark_ends(stream, &streams, &intruders)?)
     }
 
-    fn close_on_script(&mut self, on: &OnScript) {
-        let open = self.open.take().expect("the caller looked");
-        self.unclaim();
+    fn close_on_script(&mut self, open: &Open, on: &OnScript) {
         let (hits, others) = (on.script.planned() as u64, open.freed_outside);
         self.stats.served(open.seen_before, hits, hits + others);
         self.stats.allocs += on.script.template.slots.len() as u64;
+        self.stats.events += on.script.ops.len() as u64 + open.freed_outside;
         self.stats.steps_on_script += 1;
         self.stats.lower_bound = self.stats.lower_bound.max(on.script.lower_bound);
         if let Some(state) = self.keys.get_mut(&open.key) {
             state.failures = 0;
         }
+        let left = on.outside.iter().filter_map(|beyond| self.live.get(&beyond.offset));
+        self.leaks.step_ended(self.steps, &open.key, left.map(|block| block.size).collect());
     }
 
-    fn close_off_script(&mut self) {
-        let mut open = self.open.take().expect("the caller looked");
+    fn close_off_script(&mut self, mut open: Open) {
         let mut missing = 0;
         if let Mode::Replay { script, matcher } = &mut open.mode {
             let (stats, record) = (&mut self.stats, &mut open.record);
@@ -330,7 +374,6 @@ impl Device {
                 stats.divergences.note(Divergence::Outlived { slot, expected: request.size });
             }
         }
-        self.unclaim();
         self.learn(open, missing);
     }
 
@@ -340,9 +383,15 @@ impl Device {
         let inside = record.requests.iter().filter(|request| request.freed);
         let (hits, inside) = (inside.clone().filter(|request| request.in_plan).count() as u64, inside.count() as u64);
         self.stats.allocs += record.requests.len() as u64;
+        self.stats.events += record.order.len() as u64 + open.freed_outside;
         self.stats.lower_bound = self.stats.lower_bound.max(load(record));
         self.stats.served(open.seen_before, hits, inside + open.freed_outside);
-        let outlived = record.requests.iter().filter(|request| !request.freed).map(|request| request.size).sum();
+        let outlived: u64 = record.requests.iter().filter(|request| !request.freed).map(|request| request.size).sum();
+        self.leaks.step_ended(
+            self.steps,
+            &open.key,
+            if outlived == 0 { Left::default() } else { self.left_by(self.steps) },
+        );
         let patience = self.config.patience;
         let state = self.keys.entry(&open.key);
         state.outlived = outlived;
@@ -373,8 +422,9 @@ impl Device {
         let script = Script::new(template, self.labels.texts(), self.config.align, Effort::Quick);
         self.stats.plan_ns += u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.stats.plans += 1;
-        self.keys.largest = self.keys.largest.max(script.makespan);
-        let better = (!script.optimal).then(|| search_in_background(&script, self.labels.texts(), self.config.align));
+        self.note_arena(script.makespan);
+        let improve = self.config.improve && !script.optimal;
+        let better = if improve { search_in_background(&script, self.labels.texts(), self.config.align) } else { None };
         let state = self.keys.entry(key);
         state.plans += 1;
         state.better = better;
@@ -382,19 +432,27 @@ impl Device {
     }
 }
 
-/// Looks for a better plan on a thread of its own; a later step adopts it.
-fn search_in_background(
-    script: &Script,
-    labels: &[String],
-    align: terrace_profiles::units::Align,
-) -> mpsc::Receiver<Script> {
+/// Whether a better plan is being searched for: one at a time, however many devices and keys there are.
+static SEARCHING: AtomicBool = AtomicBool::new(false);
+
+/// Looks for a better plan on a thread of its own; a later step adopts it. Nothing while another is looked for.
+fn search_in_background(script: &Script, labels: &[String], align: Align) -> Option<mpsc::Receiver<Script>> {
+    if SEARCHING.swap(true, Ordering::Acquire) {
+        return None;
+    }
     let (found, wait) = mpsc::channel();
     let (template, labels) = (script.template.clone(), labels.to_vec());
-    std::thread::spawn(move || {
+    let search = move || {
         // Nobody waits any more if the key was planned again meanwhile.
         let _ = found.send(Script::new(template, &labels, align, Effort::Full));
-    });
-    wait
+        SEARCHING.store(false, Ordering::Release);
+    };
+    let started = std::thread::Builder::new().name("terrace-search".to_owned()).spawn(search);
+    if started.is_err() {
+        SEARCHING.store(false, Ordering::Release);
+        return None;
+    }
+    Some(wait)
 }
 
 fn adopt_better(state: &mut crate::key::KeyState) {
@@ -440,6 +498,15 @@ fn template_of(plan: &Plan, labels: &mut crate::device::Labels, align: u64) -> T
         let (lane, label, outlives) = (slot.lane, labels.id(plan.label(slot)), !slot.freed);
         slots.push(SlotInfo { seen, size: seen, lane, label, outlives, growths: 0 });
     }
+    // A step counts its streams by first appearance, whatever numbers they have in the plan.
+    let mut lanes = Vec::new();
+    for slot in &mut slots {
+        let known = lanes.iter().position(|lane| *lane == slot.lane);
+        slot.lane = known.unwrap_or_else(|| {
+            lanes.push(slot.lane);
+            lanes.len() - 1
+        }) as u32;
+    }
     // Lives are half-open: at one tick, frees come first.
     order.sort_unstable();
     let order =
@@ -447,8 +514,22 @@ fn template_of(plan: &Plan, labels: &mut crate::device::Labels, align: u64) -> T
     Template { slots, order: order.collect() }
 }
 
-/// A number that tells threads apart while they live.
+/// A number for each thread, never used twice.
+#[inline]
 pub(crate) fn this_thread() -> u64 {
-    thread_local!(static HERE: u8 = const { 0 });
-    HERE.with(|here| std::ptr::from_ref(here) as u64)
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    // No destructor, so that it is there even while a thread ends.
+    thread_local!(static HERE: Cell<u64> = const { Cell::new(0) });
+    HERE.with(|here| {
+        if here.get() == 0 {
+            here.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        here.get()
+    })
+}
+
+/// Dies with the calling thread.
+fn life_of_this_thread() -> Weak<()> {
+    thread_local!(static ALIVE: Arc<()> = Arc::new(()));
+    ALIVE.try_with(Arc::downgrade).unwrap_or_default()
 }

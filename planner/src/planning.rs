@@ -1,13 +1,14 @@
 //! The whole way: a profile in, a checked plan out, or the reason why it does not fit.
 
 use terrace_profiles::Profile;
-use terrace_profiles::units::Bytes;
+use terrace_profiles::units::{Bytes, Offset};
 
+use crate::check::{Violation, check};
 use crate::error::Error;
 use crate::lifetime;
 use crate::options::Options;
-use crate::plan::{Body, Plan, Slot};
-use crate::problem::Problem;
+use crate::plan::{Body, Plan, Proof, Slot};
+use crate::problem::{Placement, Problem};
 use crate::solve::{Control, solve};
 
 /// The answer to a profile.
@@ -60,9 +61,42 @@ pub fn problem(profile: &Profile, options: &Options) -> Result<Problem, Error> {
 /// # Errors
 /// A profile that contradicts itself, or sizes that cannot be added up; that it does not fit is no error.
 pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Result<Verdict, Error> {
+    assemble(profile, options, |problem, _| {
+        let solved = solve(problem, options, control)?;
+        Ok((solved.placement, solved.proof))
+    })
+}
+
+/// The plan of a profile whose buffers already have their offsets, one for each in order of allocation, and whatever is
+/// known about them: nothing is searched. That it is optimal is believed only up to the lower bound.
+///
+/// # Errors
+/// As [`plan()`]; and offsets that are not one for each buffer, or that the check refuses.
+pub fn placed(profile: &Profile, options: &Options, offsets: &[Offset], proof: Proof) -> Result<Verdict, Error> {
+    assemble(profile, options, |problem, storage_of| {
+        problem.validate()?;
+        if offsets.len() != storage_of.len() {
+            return Err(Violation::WrongCount { offsets: offsets.len(), buffers: storage_of.len() }.into());
+        }
+        // Aliases lie where the buffer that opened their storage does.
+        let mut placement = Placement { offsets: vec![Offset::ZERO; problem.buffers.len()] };
+        for (&storage, &offset) in storage_of.iter().zip(offsets).rev() {
+            placement.offsets[storage as usize] = offset;
+        }
+        // Before anything is added to them.
+        check(problem, &placement, None)?;
+        Ok((placement, proof))
+    })
+}
+
+fn assemble(
+    profile: &Profile,
+    options: &Options,
+    place: impl FnOnce(&Problem, &[u32]) -> Result<(Placement, Proof), Error>,
+) -> Result<Verdict, Error> {
     let lives = profile.lives()?;
     let (problem, storage_of) = lifetime::problem(profile, &lives, options)?;
-    let solved = solve(&problem, options, control)?;
+    let (placement, proof) = place(&problem, &storage_of)?;
     let slots = lives.iter().zip(storage_of).map(|(life, storage)| Slot {
         bytes: life.bytes,
         label: life.label.0,
@@ -72,7 +106,7 @@ pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Resu
         freed: life.freed,
         storage,
     });
-    let makespan = solved.placement.makespan(&problem);
+    let makespan = placement.makespan(&problem);
     let refused = options.capacity.filter(|capacity| makespan > *capacity);
     let body = Body {
         name: profile.name.clone(),
@@ -83,8 +117,8 @@ pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Resu
         lanes: profile.lanes.clone(),
         slots: slots.collect(),
         problem,
-        placement: solved.placement,
-        proof: solved.proof,
+        placement,
+        proof,
     };
     let plan = Plan::new(body)?;
     Ok(match refused {
@@ -94,4 +128,49 @@ pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Resu
             Verdict::DoesNotFit(Box::new(Refusal { capacity, best: plan, proven }))
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_profiles::Limits;
+    use terrace_profiles::text::read_text;
+
+    use super::*;
+
+    fn two() -> Profile {
+        let text = "terrace-profile 1\nname two\nlane s\nlabel x\na 0 1000 0\na 1 3000 0\nf 0\nf 1\n";
+        read_text(&mut text.as_bytes(), "two", &Limits::default()).unwrap()
+    }
+
+    fn try_at(offsets: &[u64]) -> Result<Verdict, Error> {
+        let offsets: Vec<Offset> = offsets.iter().map(|offset| Offset::new(*offset).unwrap()).collect();
+        let proof = Proof { optimal: false, strategy: "given".to_owned(), nodes: 0, interrupted: false };
+        placed(&two(), &Options::default(), &offsets, proof)
+    }
+
+    #[test]
+    fn given_offsets_become_a_plan_if_the_check_accepts_them() {
+        let verdict = try_at(&[4096, 0]).unwrap();
+        assert_eq!((verdict.best().makespan().get(), verdict.best().lower_bound().bytes.get()), (5120, 4096));
+        for (offsets, message) in [
+            (&[0, 512][..], "the plan is not valid: buffers 0 and 1 both use byte 512 at tick 1"),
+            (&[0, 1000], "the plan is not valid: buffer 1 lies at offset 1000, not a multiple of its alignment 512"),
+            (&[0], "the plan is not valid: 1 offsets were given for 2 buffers"),
+            (
+                &[0, (1 << 63) - 512],
+                "the plan is not valid: buffer 1 ends at byte 9223372036854778368, beyond the capacity of 9223372036854775807",
+            ),
+        ] {
+            assert_eq!(try_at(offsets).unwrap_err().to_string(), message);
+        }
+    }
+
+    #[test]
+    fn what_a_plan_says_placed_again_is_that_plan() {
+        let options = Options::default();
+        let Verdict::Fits(first) = plan(&two(), &options, &Control::default()).unwrap() else { panic!("no capacity") };
+        let offsets: Vec<Offset> = first.slots().iter().map(|slot| first.offset(slot)).collect();
+        let again = placed(&two(), &options, &offsets, first.proof().clone()).unwrap();
+        assert_eq!(again.best(), &*first);
+    }
 }

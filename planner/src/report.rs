@@ -15,6 +15,7 @@ mod diff;
 mod html;
 mod json;
 mod picture;
+pub mod snapshot;
 mod summary;
 mod svg;
 mod text;

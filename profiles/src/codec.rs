@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   byte  0  magic         8  54 45 52 52 41 43 45 1a, "TERRACE" and a character that ends a text file
-//!         8  kind          4  "PROF" or "PLAN"
+//!         8  kind          4  "PROF", "PLAN" or "ARNA"
 //!        12  version       2  of the payload's layout; each kind counts its own
 //!        14  flags         2  0
 //!        16  fingerprint  16  of the content
@@ -46,6 +46,8 @@ pub enum Kind {
     Profile,
     /// A plan made from one.
     Plan,
+    /// The plans of a running device, by key.
+    Arena,
 }
 
 /// The first 16 bytes of a SHA-256, written as 32 lowercase hexadecimal digits.
@@ -284,12 +286,13 @@ impl Write for Hasher {
 }
 
 impl Kind {
-    const ALL: [Self; 2] = [Self::Profile, Self::Plan];
+    const ALL: [Self; 3] = [Self::Profile, Self::Plan, Self::Arena];
 
     fn tag(self) -> &'static [u8; 4] {
         match self {
             Self::Profile => b"PROF",
             Self::Plan => b"PLAN",
+            Self::Arena => b"ARNA",
         }
     }
 
@@ -297,6 +300,7 @@ impl Kind {
         match self {
             Self::Profile => "profile",
             Self::Plan => "plan",
+            Self::Arena => "plan set",
         }
     }
 

@@ -6,17 +6,24 @@ use std::path::Path;
 use terrace_tests::corpus::root;
 
 /// Crate and the crates of this workspace that it may name.
-const ARROWS: &[(&str, &[&str])] =
-    &[("profiles", &[]), ("planner", &["terrace-profiles"]), ("tests", &["terrace-planner", "terrace-profiles"])];
+const ARROWS: &[(&str, &[&str])] = &[
+    ("profiles", &[]),
+    ("planner", &["terrace-profiles"]),
+    ("allocator", &["terrace-planner", "terrace-profiles"]),
+    ("tests", &["terrace-allocator", "terrace-planner", "terrace-profiles"]),
+    ("benches", &["terrace-allocator", "terrace-planner", "terrace-profiles", "terrace-tests"]),
+];
 
 /// Dependency (as its path begins in Rust) and the files that may name it.
 const DOORS: &[(&str, &[&str])] = &[
     ("bincode::", &["profiles/src/codec.rs"]),
     ("clap::", &["planner/src/cli.rs", "planner/src/cli/args.rs"]),
     ("clap_complete::", &["planner/src/cli.rs", "planner/src/cli/args.rs"]),
+    ("cudarc::", &["allocator/src/cuda.rs"]),
     ("crc32fast::", &["profiles/src/codec.rs"]),
     ("flate2::", &["profiles/src/import/source.rs"]),
     ("indicatif::", &["planner/src/cli/watch.rs"]),
+    ("parking_lot::", &["allocator/src/allocator.rs", "allocator/src/fake.rs"]),
     ("petgraph::", &["planner/src/graph.rs"]),
     ("sha2::", &["profiles/src/codec.rs"]),
     ("tempfile::", &["planner/src/cli/output.rs"]),
@@ -38,7 +45,7 @@ fn crates_depend_only_along_the_arrows() {
 
 #[test]
 fn each_dependency_has_one_door() {
-    for krate in ["profiles", "planner"] {
+    for krate in ["profiles", "planner", "allocator"] {
         each_source(&root().join(krate).join("src"), &mut |path, text| {
             // Unit tests may use what they like.
             let code = text.split("#[cfg(test)]").next().unwrap_or_default();

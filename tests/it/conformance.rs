@@ -1,7 +1,10 @@
 //! What every source of device memory promises, asked of each of them: host memory, the fake device, and a GPU where there is
 //! one. Below that, what only one of them can promise.
 
-use terrace_allocator::{Access, Backing, BackingError, CudaBacking, Event, FakeDevice, Hazard, HostBacking, Stream};
+use terrace_allocator::backing::{Backing, BackingError, Event, Stream};
+use terrace_allocator::cuda::CudaBacking;
+use terrace_allocator::fake::{Access, FakeDevice, Hazard};
+use terrace_allocator::host::HostBacking;
 use terrace_profiles::units::{Bytes, DeviceSpan};
 use terrace_tests::gpu;
 
@@ -21,6 +24,7 @@ fn the_fake_device_conforms() {
 
 #[test]
 fn a_cuda_device_conforms() {
+    let _turn = gpu::turn();
     conforms(|| gpu::require().map(|backing| Box::new(backing) as Box<dyn Backing>));
 }
 
@@ -57,12 +61,12 @@ fn a_reservation_is_aligned_and_holds_what_is_written(mut backing: Box<dyn Backi
         let last = part(span, size - 1, 1);
         backing.fill(last, 0xcd, DEFAULT).unwrap();
         let mut all = vec![0; size as usize];
-        backing.read(span, &mut all).unwrap();
+        backing.read(span, &mut all, DEFAULT).unwrap();
         let (end, rest) = all.split_last().unwrap();
         assert_eq!(*end, 0xcd, "{size}");
         assert!(rest.iter().all(|byte| *byte == 0xab), "{size}");
         let mut one = [0];
-        backing.read(span, &mut one).unwrap();
+        backing.read(span, &mut one, DEFAULT).unwrap();
         assert_eq!(one[0], all[0], "a short buffer takes the head of the span");
         backing.release(span).unwrap();
     }
@@ -103,7 +107,7 @@ fn reservations_are_counted_and_nothing_else_is_one(mut backing: Box<dyn Backing
     let event = backing.record(DEFAULT).unwrap();
     backing.wait(OTHER, event).unwrap();
     backing.synchronize(event).unwrap();
-    backing.read(span, &mut [0; 16]).unwrap();
+    backing.read(span, &mut [0; 16], DEFAULT).unwrap();
     backing.release(span).unwrap();
     assert_eq!(backing.reservations(), 1);
     let span = backing.reserve(bytes(1 << 20)).unwrap();
@@ -119,7 +123,7 @@ fn a_release_is_for_what_is_held_and_once(mut backing: Box<dyn Backing>) {
     backing.release(span).unwrap();
     is_call(backing.release(span), "release");
     is_call(backing.fill(span, 0, DEFAULT), "fill");
-    is_call(backing.read(span, &mut [0]), "read");
+    is_call(backing.read(span, &mut [0], DEFAULT), "read");
 }
 
 fn nothing_outside_the_reservation_is_touched(mut backing: Box<dyn Backing>) {
@@ -137,10 +141,10 @@ fn nothing_outside_the_reservation_is_touched(mut backing: Box<dyn Backing>) {
         is_call(backing.fill(outside, 0, DEFAULT), "fill");
         // A short buffer reads the head of a span, so the buffer is as long as the span where it can be.
         if size <= 4097 {
-            is_call(backing.read(outside, &mut vec![0; size as usize]), "read");
+            is_call(backing.read(outside, &mut vec![0; size as usize], DEFAULT), "read");
         }
     }
-    is_call(backing.read(part(span, 0, 8), &mut [0; 16]), "read");
+    is_call(backing.read(part(span, 0, 8), &mut [0; 16], DEFAULT), "read");
     backing.release(span).unwrap();
 }
 
@@ -156,7 +160,7 @@ fn events_follow_their_stream(mut backing: Box<dyn Backing>) {
     assert_eq!(backing.is_done(first), Ok(true));
     assert_eq!(backing.is_done(second), Ok(true));
     let mut byte = [0];
-    backing.read(span, &mut byte).unwrap();
+    backing.read(span, &mut byte, OTHER).unwrap();
     assert_eq!(byte, [2]);
     backing.release(span).unwrap();
 }
@@ -215,7 +219,7 @@ fn it_goes_to_another_thread(mut backing: Box<dyn Backing>) {
         backing.fill(span, 9, DEFAULT).unwrap();
         backing.synchronize(event).unwrap();
         let mut byte = [0];
-        backing.read(span, &mut byte).unwrap();
+        backing.read(span, &mut byte, DEFAULT).unwrap();
         backing.release(span).unwrap();
         byte
     });
@@ -233,7 +237,7 @@ fn host_memory_costs_nothing_until_it_is_touched() {
     let kib = resident_kib(span.address).expect("the mapping is in smaps");
     assert!(kib < 64 << 10, "{kib} KiB of 1 GiB are resident");
     let mut byte = [1];
-    host.read(part(span, 1 << 29, 1), &mut byte).unwrap();
+    host.read(part(span, 1 << 29, 1), &mut byte, DEFAULT).unwrap();
     assert_eq!(byte, [0], "it comes zeroed");
 }
 
@@ -272,6 +276,7 @@ fn without_a_driver_the_error_names_what_is_missing() {
 
 #[test]
 fn an_ordinal_out_of_range_is_named() {
+    let _turn = gpu::turn();
     let Some(_device) = gpu::require() else { return };
     let count = CudaBacking::device_count().unwrap();
     let BackingError::NoDevice(reason) = CudaBacking::new(count).unwrap_err() else { panic!("not a NoDevice") };
@@ -280,6 +285,7 @@ fn an_ordinal_out_of_range_is_named() {
 
 #[test]
 fn a_cuda_reservation_keeps_its_base_and_gives_its_memory_back() {
+    let _turn = gpu::turn();
     let Some(mut device) = gpu::require() else { return };
     let span = device.reserve(bytes(8 << 20)).unwrap();
     device.release(span).unwrap();
@@ -385,7 +391,7 @@ fn a_queue_runs_one_item_at_a_time_and_waits_for_events() {
     assert!(fake.run_one(Stream(1)) && fake.run_one(Stream(2)) && fake.run_one(Stream(2)));
     assert!(!fake.run_one(Stream(1)) && !fake.run_one(Stream(2)) && !fake.run_one(Stream(9)));
     let mut all = [9; 1100];
-    backing.read(span, &mut all).unwrap();
+    backing.read(span, &mut all, Stream(2)).unwrap();
     let expected: Vec<u8> = [(256, 1), (512, 3), (256, 2), (76, 0)].iter().flat_map(|(n, b)| vec![*b; *n]).collect();
     assert_eq!(all, expected[..]);
 }
@@ -419,6 +425,7 @@ fn a_capturing_stream_takes_no_events_and_runs_nothing() {
     assert!(backing.is_capturing(Stream(1)) && !backing.is_capturing(Stream(2)));
     is_call(backing.record(Stream(1)), "record");
     is_call(backing.wait(Stream(1), event), "wait");
+    is_call(backing.read(span, &mut [0], Stream(1)), "read");
     fake.launch(Stream(1), "a", &[Access::Write(span, 1)]);
     fake.set_capturing(Stream(1), false);
     assert_eq!(fake.pending(Stream(1)), 0);

@@ -3,5 +3,8 @@
 mod arrows;
 mod cli;
 mod codec;
+mod conformance;
 mod import;
+mod observe;
+mod persist;
 mod solve;

@@ -1,12 +1,17 @@
 //! Real inputs: recorded forwards in `profiles/recorded`, public solver instances and original traces in `tests/corpus`.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use terrace_profiles::{Profile, import};
 
-/// The workspace's root.
+/// The workspace's root: where it was built, or, for a binary that was carried to another machine, what `TERRACE_ROOT` says.
 pub fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        std::env::var_os("TERRACE_ROOT")
+            .map_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/..").into(), PathBuf::from)
+    })
 }
 
 /// The recorded profiles, by name.

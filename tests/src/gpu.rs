@@ -1,6 +1,16 @@
 //! The gate of tests that need a GPU: without one they say so, and where `REQUIRE_GPU=1` promises one they fail.
 
-use terrace_allocator::{BackingError, CudaBacking};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use terrace_allocator::backing::BackingError;
+use terrace_allocator::cuda::CudaBacking;
+
+/// GPU tests take turns, each holding this while it runs: a device that is closed waits for everything queued in the process,
+/// which breaks a graph capture in another test, and free memory is one number for all of them.
+pub fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Device 0, or `None` after a line that says why there is none.
 ///
@@ -31,12 +41,12 @@ mod tests {
 
     #[test]
     fn without_a_device_a_test_skips() {
-        assert!(decide(Err(BackingError::NoDevice("none".to_owned())), false).is_none());
+        assert!(decide(Err(BackingError::NoDevice("this line tests the gate itself".to_owned())), false).is_none());
     }
 
     #[test]
-    #[should_panic(expected = "REQUIRE_GPU=1, but no CUDA device: none")]
+    #[should_panic(expected = "REQUIRE_GPU=1, but no CUDA device: this line tests the gate itself")]
     fn without_a_device_a_promised_one_fails() {
-        decide(Err(BackingError::NoDevice("none".to_owned())), true);
+        decide(Err(BackingError::NoDevice("this line tests the gate itself".to_owned())), true);
     }
 }

@@ -3,4 +3,5 @@
 
 pub mod corpus;
 pub mod generate;
+pub mod gpu;
 pub mod oracle;

@@ -1,18 +1,14 @@
-//! A plan as the snapshot that PyTorch's allocator would have dumped, for pytorch.org/memory_viz and `torch.cuda._memory_viz`.
+//! A plan as the snapshot that PyTorch's allocator would have dumped: see [`super::snapshot`] for the file.
 //!
 //! The trace takes one segment for each lane's part of the arena, then allocates and frees in tick order at
 //! `base + offset`. Each stretch in use is one allocation: a plain buffer is one from birth to death, aliases are one
 //! together, a life with gaps is several, since a viewer keyed by address cannot show two at one place. What the
 //! profile never freed stays allocated.
-//!
-//! The file is a pickle of protocol 4 with plain dicts, lists, tuples, texts and numbers: it asks for no code.
-
-mod pickle;
 
 use std::io::{self, Write};
 
-use self::pickle::Pickle;
 use super::picture::{Arena, Rect, arenas, rects, ticks};
+use super::snapshot::{Action, Block, BlockState, Segment, Snapshot, TraceEvent};
 use crate::plan::Plan;
 
 /// Where the arena lies in the snapshot: its zeroes leave the offset readable in the lower digits of each address.
@@ -23,17 +19,16 @@ const MOST_ABOVE_BASE: u64 = 1 << 46;
 /// Writes the snapshot; see the module's page.
 pub(super) fn write(plan: &Plan, out: &mut dyn Write) -> io::Result<()> {
     let base = if plan.makespan().get() <= MOST_ABOVE_BASE { BASE } else { 0 };
-    let trace = Trace { plan, base, rects: rects(plan), arenas: arenas(plan), kept: kept(plan) };
-    let mut pickle = Pickle::new(out)?;
-    trace.snapshot(&mut pickle)?;
-    pickle.stop()
+    let (rects, arenas) = (rects(plan), arenas(plan));
+    let trace = Trace { plan, base, rects: &rects, kept: kept(plan) };
+    let segments = arenas.iter().map(|arena| trace.segment(arena)).collect();
+    Snapshot { segments, events: trace.events(&arenas) }.write(out)
 }
 
 struct Trace<'a> {
     plan: &'a Plan,
     base: u64,
-    rects: Vec<Rect>,
-    arenas: Vec<Arena>,
+    rects: &'a [Rect],
     /// For each storage whether it is never freed.
     kept: Vec<bool>,
 }
@@ -46,110 +41,46 @@ fn kept(plan: &Plan) -> Vec<bool> {
     kept
 }
 
-impl Trace<'_> {
-    fn snapshot(&self, p: &mut Pickle<'_>) -> io::Result<()> {
-        p.dict(|p| {
-            p.text("segments")?;
-            p.list(&self.arenas, |p, arena| self.segment(p, arena))?;
-            p.text("device_traces")?;
-            p.list(&[()], |p, ()| p.list(&self.events(), |p, event| self.event(p, event)))?;
-            p.text("allocator_settings")?;
-            p.dict(|p| {
-                p.entry("PYTORCH_CUDA_ALLOC_CONF", |p| p.text(""))?;
-                p.entry("max_split_size", |p| p.int(-1))?;
-                p.entry("garbage_collection_threshold", |p| p.float(0.0))?;
-                p.entry("expandable_segments", |p| p.bool(false))?;
-                p.entry("pinned_num_register_threads", |p| p.int(1))?;
-                p.entry("release_lock_on_cudamalloc", |p| p.bool(false))?;
-                p.entry("pinned_use_cuda_host_register", |p| p.bool(false))?;
-                p.entry("roundup_power2_divisions", |p| p.dict(|_| Ok(())))
-            })?;
-            p.text("external_annotations")?;
-            p.list(&[(); 0], |_, ()| Ok(()))
-        })
-    }
-
-    fn segment(&self, p: &mut Pickle<'_>, arena: &Arena) -> io::Result<()> {
-        let mut left: Vec<&Rect> = self
-            .rects
-            .iter()
-            .filter(|rect| self.stays(rect) && arena.from <= rect.from && rect.to <= arena.to)
-            .collect();
-        left.sort_by_key(|rect| rect.from);
-        let mut blocks: Vec<(u64, u64, Option<&Rect>)> = Vec::new();
-        let mut at = arena.from;
-        for rect in &left {
-            if at < rect.from {
-                blocks.push((at, rect.from, None));
-            }
-            blocks.push((rect.from, rect.to, Some(rect)));
-            at = rect.to;
-        }
-        if at < arena.to {
-            blocks.push((at, arena.to, None));
-        }
-        let allocated: u64 = left.iter().map(|rect| rect.to - rect.from).sum();
-        let requested: u64 = left.iter().map(|rect| rect.asked).sum();
-        p.dict(|p| {
-            p.entry("device", |p| p.int(0))?;
-            p.entry("address", |p| p.uint(self.base + arena.from))?;
-            p.entry("total_size", |p| p.uint(arena.to - arena.from))?;
-            p.entry("allocated_size", |p| p.uint(allocated))?;
-            p.entry("active_size", |p| p.uint(allocated))?;
-            p.entry("requested_size", |p| p.uint(requested))?;
-            p.entry("stream", |p| p.uint(self.stream_of(arena)))?;
-            p.entry("segment_type", |p| p.text("large"))?;
-            p.entry("segment_pool_id", Pickle::pair_of_zeroes)?;
-            p.entry("is_expandable", |p| p.bool(false))?;
-            p.entry("frames", |p| p.frames(None))?;
-            p.text("blocks")?;
-            p.list(&blocks, |p, (from, to, rect)| {
-                p.dict(|p| {
-                    p.entry("address", |p| p.uint(self.base + from))?;
-                    p.entry("size", |p| p.uint(to - from))?;
-                    p.entry("requested_size", |p| p.uint(rect.map_or(0, |rect| rect.asked)))?;
-                    p.entry("state", |p| p.text(if rect.is_some() { "active_allocated" } else { "inactive" }))?;
-                    p.entry("frames", |p| p.frames(rect.map(|rect| self.label(rect))))
-                })
-            })
-        })
+impl<'a> Trace<'a> {
+    fn segment(&self, arena: &Arena) -> Segment<'a> {
+        let inside = |rect: &&Rect| self.stays(rect) && arena.from <= rect.from && rect.to <= arena.to;
+        let left = self.rects.iter().filter(inside).map(|rect| Block {
+            address: self.base + rect.from,
+            bytes: rect.to - rect.from,
+            asked: rect.asked,
+            state: BlockState::Allocated,
+            label: Some(self.label(rect)),
+        });
+        let (address, bytes) = (self.base + arena.from, arena.to - arena.from);
+        Segment::around(address, bytes, self.stream_of(arena), (0, 0), left.collect())
     }
 
     /// Segments first; at one tick frees before allocations, since lives are half-open.
-    fn events(&self) -> Vec<Event<'_>> {
-        let frees = self.rects.iter().filter(|rect| !self.stays(rect));
-        let mut events: Vec<Event<'_>> = frees
-            .flat_map(|rect| [Event::Free("free_requested", rect), Event::Free("free_completed", rect)])
-            .chain(self.rects.iter().map(Event::Alloc))
-            .collect();
-        events.sort_by_key(|event| match event {
-            Event::Segment(_) => (0, 0, 0, 0),
-            Event::Free(_, rect) => (rect.death, 0, rect.slot, rect.from),
-            Event::Alloc(rect) => (rect.birth, 1, rect.slot, rect.from),
+    fn events(&self, arenas: &[Arena]) -> Vec<TraceEvent<'a>> {
+        let segments = arenas.iter().map(|arena| TraceEvent {
+            action: Action::SegmentAlloc,
+            address: self.base + arena.from,
+            bytes: arena.to - arena.from,
+            stream: self.stream_of(arena),
+            time_us: ticks(self.plan).0,
+            label: None,
         });
-        self.arenas.iter().map(Event::Segment).chain(events).collect()
-    }
-
-    fn event(&self, p: &mut Pickle<'_>, event: &Event<'_>) -> io::Result<()> {
-        let (action, from, bytes, stream, tick, label) = match event {
-            Event::Segment(arena) => {
-                ("segment_alloc", arena.from, arena.to - arena.from, self.stream_of(arena), ticks(self.plan).0, None)
-            }
-            Event::Alloc(rect) => {
-                ("alloc", rect.from, rect.asked, self.stream(rect), rect.birth, Some(self.label(rect)))
-            }
-            Event::Free(action, rect) => {
-                (*action, rect.from, rect.asked, self.stream(rect), rect.death, Some(self.label(rect)))
-            }
-        };
-        p.dict(|p| {
-            p.entry("action", |p| p.text(action))?;
-            p.entry("addr", |p| p.uint(self.base + from))?;
-            p.entry("size", |p| p.uint(bytes))?;
-            p.entry("stream", |p| p.uint(stream))?;
-            p.entry("time_us", |p| p.uint(tick))?;
-            p.entry("frames", |p| p.frames(label))
-        })
+        let frees = self.rects.iter().filter(|rect| !self.stays(rect));
+        let mut events: Vec<(Action, &Rect)> = frees
+            .flat_map(|rect| [(Action::FreeRequested, rect), (Action::FreeCompleted, rect)])
+            .chain(self.rects.iter().map(|rect| (Action::Alloc, rect)))
+            .collect();
+        let time = |action, rect: &Rect| if action == Action::Alloc { rect.birth } else { rect.death };
+        events.sort_by_key(|&(action, rect)| (time(action, rect), action == Action::Alloc, rect.slot, rect.from));
+        let events = events.into_iter().map(|(action, rect)| TraceEvent {
+            action,
+            address: self.base + rect.from,
+            bytes: rect.asked,
+            stream: self.stream(rect),
+            time_us: time(action, rect),
+            label: Some(self.label(rect)),
+        });
+        segments.chain(events).collect()
     }
 
     /// Whether the rectangle is the last stretch of something never freed.
@@ -158,7 +89,7 @@ impl Trace<'_> {
         self.kept[storage] && rect.death == self.plan.problem().buffers[storage].lifetime.end.0
     }
 
-    fn label(&self, rect: &Rect) -> &str {
+    fn label(&self, rect: &Rect) -> &'a str {
         self.plan.label(&self.plan.slots()[rect.slot as usize])
     }
 
@@ -173,115 +104,12 @@ impl Trace<'_> {
     }
 }
 
-enum Event<'a> {
-    Segment(&'a Arena),
-    Free(&'static str, &'a Rect),
-    Alloc(&'a Rect),
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::super::ReportFormat;
+    use super::super::snapshot::tests::{Value, read};
     use super::super::tests::{SMALL, body, bytes, odd_plan, plan};
     use super::*;
-
-    #[derive(Clone, Debug, PartialEq)]
-    enum Value {
-        Int(i128),
-        Text(String),
-        List(Vec<Value>),
-        Dict(BTreeMap<String, Value>),
-        Other,
-    }
-
-    impl Value {
-        fn at(&self, key: &str) -> &Value {
-            let Self::Dict(dict) = self else { panic!("{self:?} is no dict") };
-            &dict[key]
-        }
-        fn list(&self) -> &[Value] {
-            let Self::List(list) = self else { panic!("{self:?} is no list") };
-            list
-        }
-        fn int(&self, key: &str) -> i128 {
-            let Self::Int(int) = self.at(key) else { panic!("{self:?} is no number") };
-            *int
-        }
-        fn text(&self, key: &str) -> &str {
-            let Self::Text(text) = self.at(key) else { panic!("{self:?} is no text") };
-            text
-        }
-    }
-
-    /// Reads what [`Pickle`] writes, in the dumb way.
-    fn read(bytes: &[u8]) -> Value {
-        let (mut stack, mut marks, mut memo): (Vec<Value>, Vec<usize>, Vec<Value>) = Default::default();
-        let mut rest = bytes;
-        let mut take = |count: usize| {
-            let (head, tail) = rest.split_at(count);
-            rest = tail;
-            head
-        };
-        let number = |bytes: &[u8]| bytes.iter().rev().fold(0_i128, |sum, byte| (sum << 8) | i128::from(*byte));
-        let signed = |bytes: &[u8]| {
-            let unused = 128 - 8 * bytes.len() as u32;
-            (number(bytes) << unused) >> unused
-        };
-        assert_eq!(take(2), [0x80, 4]);
-        loop {
-            match take(1)[0] {
-                b'}' => stack.push(Value::Dict(BTreeMap::new())),
-                b']' => stack.push(Value::List(Vec::new())),
-                b'(' => marks.push(stack.len()),
-                b'u' => {
-                    let items = stack.split_off(marks.pop().unwrap());
-                    let Some(Value::Dict(dict)) = stack.last_mut() else { panic!("no dict") };
-                    for pair in items.chunks(2) {
-                        let [Value::Text(key), value] = pair else { panic!("no pair: {pair:?}") };
-                        assert_eq!(dict.insert(key.clone(), value.clone()), None, "a key twice");
-                    }
-                }
-                b'e' => {
-                    let items = stack.split_off(marks.pop().unwrap());
-                    let Some(Value::List(list)) = stack.last_mut() else { panic!("no list") };
-                    list.extend(items);
-                }
-                b'K' => stack.push(Value::Int(number(take(1)))),
-                b'M' => stack.push(Value::Int(number(take(2)))),
-                b'J' => stack.push(Value::Int(signed(take(4)))),
-                0x8a => {
-                    let count = take(1)[0] as usize;
-                    stack.push(Value::Int(signed(take(count))));
-                }
-                b'G' => {
-                    take(8);
-                    stack.push(Value::Other);
-                }
-                0x88 | 0x89 => stack.push(Value::Other),
-                0x86 => {
-                    let pair = stack.split_off(stack.len() - 2);
-                    stack.push(Value::List(pair));
-                }
-                0x8c => {
-                    let count = take(1)[0] as usize;
-                    stack.push(Value::Text(String::from_utf8(take(count).to_vec()).unwrap()));
-                }
-                b'X' => {
-                    let count = number(take(4)) as usize;
-                    stack.push(Value::Text(String::from_utf8(take(count).to_vec()).unwrap()));
-                }
-                0x94 => memo.push(stack.last().unwrap().clone()),
-                b'h' => stack.push(memo[take(1)[0] as usize].clone()),
-                b'j' => stack.push(memo[number(take(4)) as usize].clone()),
-                b'.' => break,
-                other => panic!("opcode {other:#x}"),
-            }
-        }
-        assert_eq!((stack.len(), marks.len(), rest.len()), (1, 0, 0));
-        stack.pop().unwrap()
-    }
 
     fn snapshot(plan: &Plan) -> Value {
         read(&bytes(plan, ReportFormat::TorchSnapshot))
@@ -358,19 +186,6 @@ mod tests {
         let trace = snapshot.at("device_traces").list()[0].list();
         assert_eq!(trace.len(), 1 + 3 * 2000);
         assert_eq!(trace.last().unwrap().at("frames").list()[0].text("name"), "g399");
-    }
-
-    #[test]
-    fn numbers_of_every_length_read_back() {
-        for value in
-            [0, 255, 256, 65535, 65536, i128::from(i32::MAX), 1 << 31, 1 << 39, 1 << 40, -1, -129, i128::from(u64::MAX)]
-        {
-            let mut out = Vec::new();
-            let mut pickle = Pickle::new(&mut out).unwrap();
-            pickle.int(value).unwrap();
-            pickle.stop().unwrap();
-            assert_eq!(read(&out), Value::Int(value));
-        }
     }
 
     #[test]

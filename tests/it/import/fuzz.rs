@@ -7,25 +7,14 @@ use proptest::prelude::*;
 use terrace_profiles::import::{Format, Options, read};
 use terrace_profiles::units::Bytes;
 use terrace_profiles::{Limits, codec, text};
+use terrace_tests::generate::Random;
 
 use super::pickler::{Py, dict, dumps, list};
 use super::{gzip, one};
 
-/// SplitMix64: a case is its seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
+/// A place in something of that length.
+fn place(random: &mut Random, length: usize) -> usize {
+    random.below(length.max(1) as u64) as usize
 }
 
 /// A small valid input of each format, with everything in it that the format knows.
@@ -111,30 +100,30 @@ const ODD: [&[u8]; 16] = [
 
 fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
     // Half the cases are damaged in one place only, to get as far as a parser goes.
-    for _ in 0..=random.below(2) * random.below(4) {
-        let at = random.below(bytes.len());
-        match random.below(8) {
-            _ if bytes.is_empty() => bytes.push(random.next() as u8),
+    for _ in 0..=place(random, 2) * place(random, 4) {
+        let at = place(random, bytes.len());
+        match place(random, 8) {
+            _ if bytes.is_empty() => bytes.push(random.draw() as u8),
             0 => bytes.truncate(at),
-            1 | 2 => bytes[at] ^= 1 << random.below(8),
-            3 => bytes[at] = random.next() as u8,
+            1 | 2 => bytes[at] ^= 1 << place(random, 8),
+            3 => bytes[at] = random.draw() as u8,
             4 => {
-                let odd = ODD[random.below(ODD.len())];
-                let end = (at + random.below(8)).min(bytes.len());
+                let odd = ODD[place(random, ODD.len())];
+                let end = (at + place(random, 8)).min(bytes.len());
                 bytes.splice(at..end, odd.iter().copied());
             }
             5 => {
-                let end = (at + random.below(64)).min(bytes.len());
+                let end = (at + place(random, 64)).min(bytes.len());
                 bytes.drain(at..end);
             }
             6 => {
-                let end = (at + random.below(64)).min(bytes.len());
+                let end = (at + place(random, 64)).min(bytes.len());
                 let piece = bytes[at..end].to_vec();
-                let to = random.below(bytes.len());
+                let to = place(random, bytes.len());
                 bytes.splice(to..to, piece);
             }
             _ => {
-                let to = random.below(bytes.len());
+                let to = place(random, bytes.len());
                 bytes.swap(at, to);
             }
         }
@@ -160,32 +149,32 @@ fn seal(bytes: &mut [u8]) {
 
 /// Runs one case; the input, for a message, if it breaks the contract.
 fn case(samples: &[Vec<u8>], seed: u64) -> Result<bool, String> {
-    let mut random = Random(seed);
-    let mut bytes = match random.below(16) {
-        0 => (0..random.below(200)).map(|_| random.next() as u8).collect(),
+    let mut random = Random::new(seed);
+    let mut bytes = match place(&mut random, 16) {
+        0 => (0..place(&mut random, 200)).map(|_| random.draw() as u8).collect(),
         1 => {
             let mut bytes = vec![0x80, 4];
             // Mostly operations that exist.
             let codes = b"NKMJ(]})tausehjqr0128\x85\x86\x87\x88\x89\x8a\x8c\x94\x95.";
-            bytes.extend((0..random.below(100)).map(|_| codes[random.below(codes.len())]));
+            bytes.extend((0..place(&mut random, 100)).map(|_| codes[place(&mut random, codes.len())]));
             bytes
         }
         _ => {
-            let mut bytes = samples[random.below(samples.len())].clone();
+            let mut bytes = samples[place(&mut random, samples.len())].clone();
             damage(&mut bytes, &mut random);
             bytes
         }
     };
-    if bytes.starts_with(&codec::MAGIC) && random.below(4) > 0 {
+    if bytes.starts_with(&codec::MAGIC) && place(&mut random, 4) > 0 {
         seal(&mut bytes);
     }
-    if random.below(8) == 0 {
+    if place(&mut random, 8) == 0 {
         bytes = gzip(&bytes);
-        if random.below(2) == 0 {
+        if place(&mut random, 2) == 0 {
             damage(&mut bytes, &mut random);
         }
     }
-    let format = if random.below(4) == 0 { Format::ALL[random.below(6)] } else { Format::Auto };
+    let format = if place(&mut random, 4) == 0 { Format::ALL[place(&mut random, 6)] } else { Format::Auto };
     let limits = Limits { memory: Bytes::new(1 << 28).unwrap() };
     match read(bytes.as_slice(), "x", &Options { format, device: None, limits }) {
         Ok(profiles) => {

@@ -52,8 +52,10 @@ impl<'a> Pickle<'a> {
         Ok(())
     }
 
-    pub(super) fn pair_of_zeroes(&mut self) -> io::Result<()> {
-        self.out.write_all(&[b'K', 0, b'K', 0, 0x86])
+    pub(super) fn pair(&mut self, (first, second): (u64, u64)) -> io::Result<()> {
+        self.uint(first)?;
+        self.uint(second)?;
+        self.out.write_all(&[0x86])
     }
 
     pub(super) fn bool(&mut self, value: bool) -> io::Result<()> {
