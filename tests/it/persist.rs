@@ -238,6 +238,9 @@ fn a_forged_file_with_a_right_checksum_gives_nothing_or_a_valid_plan() {
 type Slot = (u64, u64, u32, u32, bool, u32);
 type Key = (Vec<u8>, u64, u64, bool, (Vec<Slot>, Vec<(u32, u32)>), Vec<u64>);
 
+/// Breaks one thing.
+type Change = fn(&mut Key);
+
 /// A file of these keys for this device.
 fn forged(keys: &[Key]) -> Vec<u8> {
     let scope = ("fake", 512_u64, 1_u32, "27b fp8");
@@ -255,7 +258,7 @@ fn two() -> Key {
 fn every_field_is_checked() {
     let mut device = open(config());
     assert!(load(&mut device, &forged(&[two()])).is_ok());
-    let cases: &[(fn(&mut Key), &str)] = &[
+    let cases: &[(Change, &str)] = &[
         (|key| key.5[1] = 0, "the plan is not valid: buffers 0 and 1 both use byte 0 at tick 1"),
         (|key| key.5[1] = 100, "slot 1 lies at offset 100"),
         (|key| key.5[1] = u64::MAX - 511, "slot 1 lies at offset 18446744073709551104"),
