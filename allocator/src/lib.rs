@@ -10,6 +10,7 @@ mod divergence;
 mod error;
 mod exhausted;
 pub mod fake;
+pub mod ffi;
 pub mod host;
 mod key;
 mod order;

@@ -374,11 +374,11 @@ impl Device {
                 stats.divergences.note(Divergence::Outlived { slot, expected: request.size });
             }
         }
-        self.learn(open, missing);
+        self.learn(&open, missing);
     }
 
     /// Counts what a step that was written down did, and plans its key again if that is worth it.
-    fn learn(&mut self, open: Open, missing: u64) {
+    fn learn(&mut self, open: &Open, missing: u64) {
         let record = &open.record;
         let inside = record.requests.iter().filter(|request| request.freed);
         let (hits, inside) = (inside.clone().filter(|request| request.in_plan).count() as u64, inside.count() as u64);

@@ -4,6 +4,7 @@ mod arrows;
 mod cli;
 mod codec;
 mod conformance;
+mod ffi;
 mod import;
 mod observe;
 mod persist;
