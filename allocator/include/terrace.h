@@ -23,7 +23,7 @@
  *            streams are names only.
  * Errors     Every call that can fail returns a status. The text of the last failure of the calling thread is in
  *            terrace_last_error(); a call that succeeds leaves it as it was. An argument that is null, misaligned or out of
- *            range is TERRACE_BAD_ARGUMENT, and the text names it; `out` arguments are then NULL or untouched.
+ *            range is TERRACE_BAD_ARGUMENT, and the text names it. After a failure, pointers in `out` arguments are NULL.
  * Threads    Every function may be called from any thread. One lock per device guards its state. A step belongs to the
  *            thread that began it, and a step that another thread begins meanwhile is served outside the plan; frees may
  *            come from any thread.

@@ -121,11 +121,13 @@ pub extern "C" fn terrace_last_error() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_create(options: *const Options, out: *mut *mut Handle) -> Status {
     guarded(|| {
-        let options = pointer(options, "options")?;
-        // SAFETY: checked; the caller promises that its `size` bytes are readable.
-        let options = unsafe { read_options(options.as_ptr()) }?;
-        // SAFETY: the caller's promise.
-        unsafe { create(options, out) }
+        // SAFETY: the caller's promise; the options' `size` bytes are readable.
+        unsafe {
+            create(out, || {
+                let options = pointer(options, "options")?;
+                read_options(options.as_ptr())
+            })
+        }
     })
 }
 
@@ -136,7 +138,7 @@ pub unsafe extern "C" fn terrace_create(options: *const Options, out: *mut *mut 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_create_host(budget: u64, out: *mut *mut Handle) -> Status {
     // SAFETY: the caller's promise.
-    guarded(|| unsafe { create(Options { budget, backing: BACKING_HOST, ..Options::default() }, out) })
+    guarded(|| unsafe { create(out, || Ok(Options { budget, backing: BACKING_HOST, ..Options::default() })) })
 }
 
 /// Opens a CUDA device, with defaults.
@@ -146,7 +148,7 @@ pub unsafe extern "C" fn terrace_create_host(budget: u64, out: *mut *mut Handle)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_create_cuda(ordinal: u32, budget: u64, out: *mut *mut Handle) -> Status {
     // SAFETY: the caller's promise.
-    guarded(|| unsafe { create(Options { budget, ordinal, backing: BACKING_CUDA, ..Options::default() }, out) })
+    guarded(|| unsafe { create(out, || Ok(Options { budget, ordinal, backing: BACKING_CUDA, ..Options::default() })) })
 }
 
 /// Closes a device and gives its reservation back. Null is nothing. In a forked child nothing is touched.
@@ -414,10 +416,11 @@ unsafe fn handle<'a>(device: *mut Handle) -> Result<&'a Handle, Failure> {
 
 /// # Safety
 /// `out` is null or may be written.
-unsafe fn create(options: Options, out: *mut *mut Handle) -> Result<(), Failure> {
+unsafe fn create(out: *mut *mut Handle, options: impl FnOnce() -> Result<Options, Failure>) -> Result<(), Failure> {
     let out = pointer(out, "out")?;
-    // SAFETY: checked; the caller lets it be written.
+    // SAFETY: checked; the caller lets it be written. Before anything can fail, so that a failure leaves no old pointer there.
     unsafe { out.write(ptr::null_mut()) };
+    let options = options()?;
     let config = config(options)?;
     let handle = Handle::open(backing(options.backing, options.ordinal)?, config)?;
     // SAFETY: as above.

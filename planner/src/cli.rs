@@ -13,7 +13,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use clap::{CommandFactory, Parser};
-use terrace_profiles::{Profile, codec, import, text};
+use terrace_profiles::{Profile, StepSelector, codec, import, text};
 
 use crate::plan::Plan;
 use crate::planning::{Verdict, plan};
@@ -95,7 +95,9 @@ fn complain(failure: &Failure, console: &mut Console<'_>) -> u8 {
 }
 
 fn run_import(args: &Import, console: &mut Console<'_>) -> Result<u8, Failure> {
-    let profiles = selected(&args.input, args.format, &args.source)?;
+    // One file holds one profile, so all steps of it stay together.
+    let step = args.input.step.as_ref().filter(|step| **step != StepSelector::All);
+    let profiles = selected(&args.input, step, args.format, &args.source)?;
     let [profile] = &profiles[..] else {
         return Err(Failure::Usage(several(&args.source, &profiles, "an imported file holds one profile")));
     };
@@ -114,7 +116,7 @@ fn run_solve(args: &Solve, colour: bool, console: &mut Console<'_>) -> Result<u8
     let mut problems = Vec::new();
     let mut status = DONE;
     for source in &args.inputs {
-        match selected(&args.input, import::Format::Auto, source) {
+        match selected(&args.input, args.input.step.as_ref(), import::Format::Auto, source) {
             Ok(profiles) => problems.extend(profiles),
             // The other inputs are still worth solving; the status remembers.
             Err(failure) => status = complain(&failure, console),
@@ -186,14 +188,19 @@ fn report_on(verdict: &Verdict, format: ReportFormat, colour: bool, out: &mut Ve
 }
 
 /// The profiles in a source, or in the steps of it that are asked for.
-fn selected(input: &Input, format: import::Format, source: &Path) -> Result<Vec<Profile>, Failure> {
+fn selected(
+    input: &Input,
+    step: Option<&StepSelector>,
+    format: import::Format,
+    source: &Path,
+) -> Result<Vec<Profile>, Failure> {
     let options = input.options(format);
     let profiles = if source.as_os_str() == "-" {
         import::read(io::stdin().lock(), "standard input", &options)?
     } else {
         import::read_file(source, &options)?
     };
-    let Some(step) = &input.step else { return Ok(profiles) };
+    let Some(step) = step else { return Ok(profiles) };
     let mut steps = Vec::new();
     for profile in profiles {
         steps.extend(profile.select(step)?);

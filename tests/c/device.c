@@ -85,7 +85,9 @@ static void options(void) {
     FAILS(terrace_create(&options, &device), TERRACE_BAD_ARGUMENT, "backing is 7");
     options.backing = TERRACE_HOST;
     options.size -= 1;
+    device = (terrace_device *)(void *)&options;
     FAILS(terrace_create(&options, &device), TERRACE_BAD_ARGUMENT, "options.size");
+    CHECK(device == NULL);
     options.size = sizeof options;
     options.reserved = 1;
     FAILS(terrace_create(&options, &device), TERRACE_BAD_ARGUMENT, "options.reserved");

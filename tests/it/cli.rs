@@ -152,6 +152,21 @@ fn steps_are_chosen_by_number_key_or_all() {
 }
 
 #[test]
+fn import_keeps_all_steps_or_cuts_one_out() {
+    let (folder, small) = workbench();
+    let imported = string(&folder.path().join("cut.profile"));
+    let buffers = |step: &[&str]| {
+        let (small, mut args) = (string(&small), vec!["import", "-o", &imported]);
+        args.extend(step);
+        args.push(&small);
+        assert_eq!(plan(&args).status, DONE);
+        plan(&["solve", "--format", "json", &imported]).json()[0]["buffers"].as_u64().unwrap()
+    };
+    assert_eq!((buffers(&[]), buffers(&["--step", "all"])), (5, 5));
+    assert_eq!((buffers(&["--step", "0"]), buffers(&["--step", "decode/1"])), (3, 1));
+}
+
+#[test]
 fn an_imported_profile_gives_the_plan_of_its_source() {
     let (folder, _) = workbench();
     let source = root().join("tests/corpus/traces/qwen27b_L4_chunked_T12384_C4128_dec4.events.json.gz");

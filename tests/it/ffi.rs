@@ -207,11 +207,10 @@ fn cpp(name: &str, options: &[&str], output: &str) -> Option<PathBuf> {
 }
 
 fn link(command: &mut Command, output: &Path) {
-    let library = library();
-    let folder = library.parent().expect("a file lies in a folder");
     command.arg("-I").arg(root().join("allocator/include"));
-    command.arg("-L").arg(folder).arg(format!("-Wl,-rpath,{}", folder.display()));
-    succeeds(command.args(["-lterrace_allocator", "-pthread", "-o"]).arg(output));
+    // By its path: a library without a soname is then loaded from there alone. By its name, the first one in Cargo's
+    // LD_LIBRARY_PATH would do, which may be what an earlier `cargo build` left.
+    succeeds(command.arg(library()).args(["-pthread", "-o"]).arg(output));
 }
 
 fn source(name: &str) -> PathBuf {

@@ -2,6 +2,7 @@
 //!
 //! Refused: letting a panic out. Whatever happens inside a call becomes a [`Status`]; one that panicked is [`Status::Panic`].
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -134,10 +135,7 @@ impl From<BackingError> for Failure {
 /// Runs a call whose panic becomes a failure.
 pub(super) fn caught<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| {
-        let text = format!("the library panicked: {}", panic_text(&*payload));
-        // What was thrown may panic again when dropped.
-        std::mem::forget(payload);
-        Err(Failure::new(Status::Panic, text))
+        Err(Failure::new(Status::Panic, format!("the library panicked: {}", panic_text(payload))))
     })
 }
 
@@ -152,9 +150,20 @@ pub(super) fn guarded(call: impl FnOnce() -> Result<(), Failure>) -> Status {
     }
 }
 
-pub(super) fn panic_text(payload: &(dyn std::any::Any + Send)) -> &str {
-    let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no text)")
+/// What a panic said.
+pub(super) fn panic_text(payload: Box<dyn Any + Send>) -> String {
+    let payload = match payload.downcast::<String>() {
+        Ok(text) => return *text,
+        Err(payload) => payload,
+    };
+    match payload.downcast::<&str>() {
+        Ok(text) => (*text).to_owned(),
+        Err(other) => {
+            // It could panic again when dropped.
+            std::mem::forget(other);
+            "(no text)".to_owned()
+        }
+    }
 }
 
 thread_local! {

@@ -120,8 +120,7 @@ impl Handle {
         }
         // The lock is held until the death is noted, so no other call sees what the panic left.
         catch_unwind(AssertUnwindSafe(|| call(&mut device))).map_err(|payload| {
-            let text = panic_text(&*payload).to_owned();
-            std::mem::forget(payload);
+            let text = panic_text(payload);
             let failure = Failure::new(Status::Panic, format!("the library panicked, and the device is dead: {text}"));
             let _ = self.death.set(text);
             failure

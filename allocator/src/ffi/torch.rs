@@ -79,8 +79,10 @@ pub unsafe extern "C" fn terrace_torch_register(ordinal: c_int, device: *mut Han
 pub unsafe extern "C" fn terrace_torch_device(ordinal: c_int, out: *mut *mut Handle) -> Status {
     guarded(|| {
         let out = pointer(out, "out")?;
-        let device = device(ordinal)?;
         // SAFETY: checked; the caller lets it be written.
+        unsafe { out.write(ptr::null_mut()) };
+        let device = device(ordinal)?;
+        // SAFETY: as above.
         unsafe { out.write(ptr::from_ref(device).cast_mut()) };
         Ok(())
     })

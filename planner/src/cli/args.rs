@@ -55,7 +55,8 @@ pub struct Input {
     /// Only this device of a snapshot that holds several
     #[arg(long, value_name = "N")]
     pub device: Option<u32>,
-    /// Only these steps: a number (from 0), a key such as prefill/4128, or all (each step on its own)
+    /// Only these steps: a number (from 0), a key such as prefill/4128, or all (solve: each on its own; import: all in one
+    /// profile)
     #[arg(long, value_name = "N|KEY|all")]
     pub step: Option<StepSelector>,
     /// Most memory that reading may take
