@@ -8,6 +8,7 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use terrace_allocator::host::HostBacking;
 use terrace_allocator::{Allocator, Config, Stream};
+use terrace_benches::c_abi::ThroughC;
 use terrace_benches::{Caching, Call, Forward, Locked, OffsetClasses, Peer, Single, run};
 use terrace_profiles::units::Bytes;
 use terrace_tests::corpus;
@@ -35,6 +36,7 @@ fn replay(criterion: &mut Criterion) {
         ("nothing", Box::new(Nothing(0))),
         ("single-owner", Box::new(Single::ready(&forward))),
         ("locked", Box::new(Locked::ready(&forward))),
+        ("c-abi", Box::new(ThroughC::ready(&forward))),
         ("caching-best-fit", Box::new(Caching::default())),
         ("offset-allocator", Box::new(OffsetClasses::new(&forward))),
     ];

@@ -3,6 +3,7 @@
 //! Each workload returns a sum over the addresses it saw, so that no call can be optimised away and two runs can be compared.
 //! The smoke tests below run every workload once, so that benchmarks do not rot.
 
+pub mod c_abi;
 pub mod gpu;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -132,7 +133,11 @@ impl Locked {
 }
 
 fn config(forward: &Forward) -> Config {
-    Config::new(Bytes::new(3 * forward.peak).expect("three peaks are a size"))
+    Config::new(budget(forward))
+}
+
+fn budget(forward: &Forward) -> Bytes {
+    Bytes::new(3 * forward.peak).expect("three peaks are a size")
 }
 
 const KEY: &[u8] = b"prefill";
@@ -269,6 +274,7 @@ mod tests {
         let peers: Vec<(&str, Box<dyn Peer>)> = vec![
             ("single", Box::new(Single::ready(&forward))),
             ("locked", Box::new(Locked::ready(&forward))),
+            ("c-abi", Box::new(c_abi::ThroughC::ready(&forward))),
             ("caching", Box::new(Caching::default())),
             ("offset-allocator", Box::new(OffsetClasses::new(&forward))),
         ];
