@@ -568,7 +568,7 @@ impl Device {
         }
         self.verify(offset);
         let capturing = self.is_capturing();
-        let block = self.live.get_mut(&offset).expect("it was just there");
+        let mut block = self.live.remove(&offset).expect("it was just there");
         let mut streams = std::mem::take(&mut block.streams);
         if capturing && self.backing.is_capturing(block.stream) {
             // Whether its last kernel runs now or in the graph is not known: it is reused when the capture is over.
@@ -578,10 +578,10 @@ impl Device {
             self.stats.outside_given(block.size, missed);
         }
         if !streams.is_empty() {
+            self.live.insert(offset, block);
             self.free_after(offset, streams);
             return;
         }
-        let block = self.live.remove(&offset).expect("it was just there");
         self.poison(offset, &block);
         // A slot's bytes stay claimed, and no other stream of this step has slots there.
         if !(in_plan && current) {

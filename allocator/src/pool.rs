@@ -234,6 +234,9 @@ impl Device {
 
     /// Whether the offset lies in a pool's pinned range.
     pub(crate) fn in_pool(&self, offset: u64) -> bool {
+        if self.pools.is_empty() {
+            return false;
+        }
         let below = self.live.range(..=offset).next_back();
         below.is_some_and(|(at, block)| matches!(block.state, BlockState::Pinned(_)) && offset < at + block.size)
     }

@@ -72,9 +72,10 @@ impl Space {
         if found != after {
             return None;
         }
-        self.remove(start);
         if length > size {
-            self.insert(start, length - size, after);
+            self.resize(start, length - size);
+        } else {
+            self.remove(start);
         }
         Some(start + length - size)
     }
@@ -112,26 +113,27 @@ impl Space {
 
     /// Gives a range back; none of it may be free already.
     pub fn give(&mut self, range: Range<u64>, after: After) {
-        let (mut start, mut end) = (range.start, range.end);
+        let Range { start, mut end } = range;
         if start >= end {
             return;
         }
         assert!(end <= self.total, "a range beyond the reservation was given back");
+        let mut joined = None;
         if let Some((&before, &(length, same))) = self.by_start.range(..=start).next_back() {
             assert!(before + length <= start, "bytes were given back twice");
-            if before + length == start && same == after {
-                self.remove(before);
-                start = before;
-            }
+            joined = (before + length == start && same == after).then_some(before);
         }
-        if let Some((&next, &(length, same))) = self.by_start.range(range.start..).next() {
+        if let Some((&next, &(length, same))) = self.by_start.range(start..).next() {
             assert!(end <= next, "bytes were given back twice");
             if end == next && same == after {
                 self.remove(next);
                 end = next + length;
             }
         }
-        self.insert(start, end - start, after);
+        match joined {
+            Some(before) => self.resize(before, end - before),
+            None => self.insert(start, end - start, after),
+        }
     }
 
     /// What the free ranges wait for, each once.
@@ -167,6 +169,15 @@ impl Space {
         self.free += length;
         self.by_start.insert(start, (length, after));
         self.by_size.insert((after, length, start));
+    }
+
+    /// The free range that begins at `start` now has that length.
+    fn resize(&mut self, start: u64, new: u64) {
+        let (length, after) = self.by_start.get_mut(&start).expect("a free range begins there");
+        let old = std::mem::replace(length, new);
+        self.by_size.remove(&(*after, old, start));
+        self.by_size.insert((*after, new, start));
+        self.free = self.free - old + new;
     }
 
     fn remove(&mut self, start: u64) -> (u64, After) {
