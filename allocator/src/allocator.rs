@@ -52,7 +52,9 @@ impl Allocator {
     /// As [`Device::alloc`].
     #[inline]
     pub fn alloc(&self, bytes: Bytes, stream: Stream, label: &str) -> Result<DeviceSpan, Error> {
-        match self.device.lock().alloc(bytes, stream, label) {
+        // Not in the `match`: there the lock would be held to its end.
+        let served = self.device.lock().alloc(bytes, stream, label);
+        match served {
             Err(Error::OutOfMemory(report)) => self.alloc_after_call(bytes, stream, label, report),
             served => served,
         }

@@ -16,6 +16,8 @@ use crate::device::{Block, BlockState, Device};
 /// Bytes before a span; at least as many follow it.
 pub(crate) const REDZONE: u64 = 512;
 const CANARY: u8 = 0xC5;
+/// Most damages kept until somebody asks; further ones are only counted.
+const MOST_DAMAGES: usize = 1024;
 /// What freed bytes hold.
 const POISON: u8 = 0xFB;
 
@@ -93,7 +95,9 @@ impl Device {
             };
             tracing::error!(target: "terrace::redzone", ?damage);
             self.stats.redzones_damaged += 1;
-            self.damages.push(damage);
+            if self.damages.len() < MOST_DAMAGES {
+                self.damages.push(damage);
+            }
             // Once is enough for each damage.
             self.fill(span.address, span.address + span.bytes.get(), CANARY, block.stream);
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 #[non_exhaustive]
 #[allow(missing_docs, reason = "fields are named as the sentence of their variant says")]
 pub enum Divergence {
-    /// A request smaller than its slot; served in place.
+    /// A request smaller than its slot; served in place, or from the overflow where one before it grew.
     Shrink { slot: u32, expected: u64, actual: u64 },
     /// A request larger than its slot ever was; served in place where the slot has room, else from the overflow.
     Grew { slot: u32, expected: u64, actual: u64 },

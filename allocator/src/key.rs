@@ -22,6 +22,8 @@ pub(crate) struct KeyState {
     pub better: Option<Receiver<Script>>,
     /// Steps in a row of which less than half was served in plan.
     pub failures: u32,
+    /// Steps in a row that freed what their plan leaves out because it outlived an earlier one.
+    pub early: u32,
     /// Whether it is served without a plan from now on.
     pub given_up: bool,
     /// Steps still to be checked event by event before it runs on script.
@@ -76,6 +78,10 @@ impl Keys {
             self.states.insert(key.into(), KeyState::default());
         }
         self.states.get_mut(key).expect("just inserted")
+    }
+
+    pub fn len(&self) -> usize {
+        self.states.len()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&Key, &KeyState)> {

@@ -36,3 +36,5 @@ pub use report::{
     BootSummary, Feature, KeyLeft, LabelLeft, LeakReport, Left, LiveBuffer, LiveMap, LiveState, MemoryRow,
 };
 pub use stats::Stats;
+#[doc(hidden)]
+pub use step::TableSizes;

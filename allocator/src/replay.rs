@@ -56,7 +56,7 @@ impl Matcher {
     }
 
     /// Finds the slot of a request of `size` bytes, which will be number `request` of the record. `tell` hears of each
-    /// divergence, `grew` of earlier requests now known to have been a slot's.
+    /// divergence, `known` of earlier requests now known to have been a slot's.
     pub fn find(
         &mut self,
         script: &Script,
@@ -64,7 +64,7 @@ impl Matcher {
         size: u64,
         request: u32,
         tell: &mut impl FnMut(Divergence),
-        grew: &mut impl FnMut(u32, u32),
+        known: &mut impl FnMut(u32, u32),
     ) -> Match {
         let Some(slots) = script.lanes.get(lane as usize) else {
             tell(Divergence::OtherLane { lane, actual: size });
@@ -85,7 +85,7 @@ impl Matcher {
             return Match::Undecided;
         };
         let slot = slots[turn as usize];
-        self.settle(script, slots, lane, turn, tell, grew);
+        self.settle(script, slots, lane, turn, tell, known);
         self.taken[slot as usize] = true;
         let info = info(turn);
         let expected = info.seen;
@@ -115,9 +115,9 @@ impl Matcher {
     }
 
     /// The step is over: what was never asked for is missing, what is undecided was the tail grown, or extra.
-    pub fn finish(&mut self, script: &Script, tell: &mut impl FnMut(Divergence), grew: &mut impl FnMut(u32, u32)) {
+    pub fn finish(&mut self, script: &Script, tell: &mut impl FnMut(Divergence), known: &mut impl FnMut(u32, u32)) {
         for (lane, slots) in (0..).zip(&script.lanes) {
-            self.settle(script, slots, lane, slots.len() as u32, tell, grew);
+            self.settle(script, slots, lane, slots.len() as u32, tell, known);
         }
         for (slot, taken) in (0..).zip(&self.taken) {
             if !taken {
@@ -146,8 +146,8 @@ impl Matcher {
         })
     }
 
-    /// A request was found at `turn`: what was undecided before it belongs to the slots it skipped, if they are smaller, and
-    /// is extra otherwise.
+    /// A request was found at `turn`: what was undecided before it belongs to the slots it skipped, unless it is much smaller,
+    /// and is extra otherwise.
     fn settle(
         &mut self,
         script: &Script,
@@ -155,22 +155,26 @@ impl Matcher {
         lane: u32,
         turn: u32,
         tell: &mut impl FnMut(Divergence),
-        grew: &mut impl FnMut(u32, u32),
+        known: &mut impl FnMut(u32, u32),
     ) {
         let state = &mut self.lanes[lane as usize];
         let mut skipped = state.head..turn;
         for (request, actual) in state.undecided.drain(..) {
             let own = skipped.by_ref().find(|turn| {
                 let slot = slots[*turn as usize] as usize;
-                !self.taken[slot] && script.template.slots[slot].seen < actual
+                !self.taken[slot] && actual >= script.template.slots[slot].seen / 2
             });
             match own {
                 Some(turn) => {
                     let slot = slots[turn as usize];
                     self.taken[slot as usize] = true;
                     let expected = script.template.slots[slot as usize].seen;
-                    tell(Divergence::Grew { slot, expected, actual });
-                    grew(request, slot);
+                    // A smaller one follows one that grew: too late for its slot, but it is known now whose it was.
+                    let grown = actual > expected;
+                    let (grew, shrink) =
+                        (Divergence::Grew { slot, expected, actual }, Divergence::Shrink { slot, expected, actual });
+                    tell(if grown { grew } else { shrink });
+                    known(request, slot);
                 }
                 None => tell(Divergence::Extra { actual }),
             }

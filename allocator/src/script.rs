@@ -59,20 +59,21 @@ pub struct Script {
 
 impl Script {
     /// Plans a template. Lanes never share bytes. Room for growth is planned only where it costs next to nothing.
-    pub fn new(mut template: Template, labels: &[String], align: Align, effort: Effort) -> Self {
-        let roomy = Self::planned_as_is(template.clone(), labels, align, effort);
+    pub fn new(mut template: Template, align: Align, effort: Effort) -> Self {
+        let roomy = Self::planned_as_is(template.clone(), align, effort);
         if template.slots.iter().all(|slot| slot.size == slot.seen) {
             return roomy;
         }
         for slot in &mut template.slots {
             slot.size = slot.seen;
         }
-        let tight = Self::planned_as_is(template, labels, align, effort);
+        let tight = Self::planned_as_is(template, align, effort);
         if roomy.makespan <= tight.makespan + tight.makespan / ROOM_DIVISOR { roomy } else { tight }
     }
 
-    fn planned_as_is(template: Template, labels: &[String], align: Align, effort: Effort) -> Self {
-        let (profile, planned) = profile(&template, labels);
+    fn planned_as_is(template: Template, align: Align, effort: Effort) -> Self {
+        // Nobody reads this profile's labels, and copying all of a device's would take longer than to plan.
+        let (profile, planned) = profile(&template, None);
         let verdict =
             plan(&profile, &options(align, effort), &Control::default()).expect("a template is a consistent profile");
         let Verdict::Fits(plan) = verdict else { unreachable!("no capacity was asked for") };
@@ -102,7 +103,7 @@ impl Script {
 
     /// The script as what the planner reports on. Nothing is searched: the offsets are checked and stay.
     pub fn verdict(&self, name: &str, labels: &[String], align: Align) -> Result<Verdict, terrace_planner::Error> {
-        let (mut profile, planned) = profile(&self.template, labels);
+        let (mut profile, planned) = profile(&self.template, Some(labels));
         name.clone_into(&mut profile.name);
         let offset = |request: &u32| Offset::new(self.offsets[*request as usize]).unwrap_or_default();
         let offsets: Vec<Offset> = planned.iter().map(offset).collect();
@@ -144,12 +145,12 @@ fn options(align: Align, effort: Effort) -> Options {
     Options { align, effort, lanes: LaneRule::Separate, ..Options::default() }
 }
 
-/// The planned requests as a profile, and for each of its buffers the request.
-fn profile(template: &Template, labels: &[String]) -> (Profile, Vec<u32>) {
+/// The planned requests as a profile, with these labels or one for all, and for each of its buffers the request.
+fn profile(template: &Template, labels: Option<&[String]>) -> (Profile, Vec<u32>) {
     let lanes = template.slots.iter().map(|slot| slot.lane + 1).max().unwrap_or(0);
     let mut profile = Profile {
         name: "step".to_owned(),
-        labels: labels.to_vec(),
+        labels: labels.map_or_else(|| vec!["request".to_owned()], <[String]>::to_vec),
         lanes: (0..lanes).map(|lane| format!("stream {lane}")).collect(),
         ..Profile::default()
     };
@@ -166,7 +167,8 @@ fn profile(template: &Template, labels: &[String]) -> (Profile, Vec<u32>) {
                 buffer_of[slot as usize] = planned.len() as u32;
                 planned.push(slot);
                 let bytes = Bytes::new(info.size).expect("a slot lies inside a reservation");
-                let (label, lane) = (LabelId(info.label), LaneId(info.lane));
+                let label = LabelId(if labels.is_some() { info.label } else { 0 });
+                let lane = LaneId(info.lane);
                 Action::Alloc { id: BufferId(buffer_of[slot as usize]), bytes, label, lane, hints: None }
             }
             Happened::Free(_) => Action::Free { id: BufferId(buffer_of[slot as usize]) },

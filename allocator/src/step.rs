@@ -197,7 +197,7 @@ impl Device {
     pub fn preplan(&mut self, key: &[u8], plan: &Plan) -> Result<(), Error> {
         self.between_steps("preplan")?;
         let template = template_of(plan, &mut self.labels, self.config.align.get());
-        let script = Script::new(template, self.labels.texts(), self.config.align, Effort::Quick);
+        let script = Script::new(template, self.config.align, Effort::Quick);
         self.note_arena(script.makespan);
         let verify = self.config.verify_steps;
         let steps = self.steps;
@@ -209,6 +209,19 @@ impl Device {
         // The plan stands for the step that would have been recorded.
         state.seen = state.seen.max(1);
         Ok(())
+    }
+
+    /// How much the host remembers, so that a test can see that it stays bounded.
+    #[doc(hidden)]
+    pub fn table_sizes(&self) -> TableSizes {
+        TableSizes {
+            keys: self.keys.len(),
+            labels: self.labels.texts().len(),
+            live: self.live.len(),
+            pending: self.pending.len(),
+            damages: self.damages.len(),
+            threads: self.outside.len(),
+        }
     }
 
     /// Makes all keys hash alike, so that a test can see that they are still told apart.
@@ -321,7 +334,7 @@ impl Device {
     }
 
     fn close_step(&mut self) -> Result<(), Error> {
-        if self.script.as_ref().is_some_and(|on| on.cursor < on.script.ops.len()) {
+        if self.script.as_ref().is_some_and(|on| on.cursor < on.script.ops.len()) || self.stays_no_longer() {
             self.leave_script();
         }
         let mut open = self.open.take().expect("the caller looked");
@@ -340,6 +353,16 @@ impl Device {
         self.unclaim();
         self.verify_redzones();
         Ok(self.mark_ends(stream, &streams, &intruders)?)
+    }
+
+    /// Whether something that the plan leaves out, because it outlives its step, was freed inside for the second time in a
+    /// row: it is worth a place in the plan again.
+    fn stays_no_longer(&mut self) -> bool {
+        let (Some(on), Some(open)) = (&self.script, &self.open) else { return false };
+        let freed = on.outside.iter().any(|beyond| beyond.offset == FREED);
+        let Some(state) = self.keys.get_mut(&open.key) else { return false };
+        state.early = if freed { state.early + 1 } else { 0 };
+        state.early >= 2
     }
 
     fn close_on_script(&mut self, open: &Open, on: &OnScript) {
@@ -395,6 +418,7 @@ impl Device {
         let patience = self.config.patience;
         let state = self.keys.entry(&open.key);
         state.outlived = outlived;
+        state.early = 0;
         let template = match &open.mode {
             Mode::Passthrough => return,
             Mode::Record => Some(Template::first(record)),
@@ -419,12 +443,12 @@ impl Device {
 
     fn plan(&mut self, key: &[u8], template: Template) {
         let begun = std::time::Instant::now();
-        let script = Script::new(template, self.labels.texts(), self.config.align, Effort::Quick);
+        let script = Script::new(template, self.config.align, Effort::Quick);
         self.stats.plan_ns += u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.stats.plans += 1;
         self.note_arena(script.makespan);
         let improve = self.config.improve && !script.optimal;
-        let better = if improve { search_in_background(&script, self.labels.texts(), self.config.align) } else { None };
+        let better = if improve { search_in_background(&script, self.config.align) } else { None };
         let state = self.keys.entry(key);
         state.plans += 1;
         state.better = better;
@@ -432,20 +456,44 @@ impl Device {
     }
 }
 
+/// Entries in each table of a device.
+#[doc(hidden)]
+#[allow(missing_docs, reason = "named as the tables are")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableSizes {
+    pub keys: usize,
+    pub labels: usize,
+    pub live: usize,
+    pub pending: usize,
+    pub damages: usize,
+    pub threads: usize,
+}
+
 /// Whether a better plan is being searched for: one at a time, however many devices and keys there are.
 static SEARCHING: AtomicBool = AtomicBool::new(false);
 
+/// The search is over when this is dropped, also by a panic.
+struct Searching;
+
+impl Drop for Searching {
+    fn drop(&mut self) {
+        SEARCHING.store(false, Ordering::Release);
+    }
+}
+
 /// Looks for a better plan on a thread of its own; a later step adopts it. Nothing while another is looked for.
-fn search_in_background(script: &Script, labels: &[String], align: Align) -> Option<mpsc::Receiver<Script>> {
+fn search_in_background(script: &Script, align: Align) -> Option<mpsc::Receiver<Script>> {
     if SEARCHING.swap(true, Ordering::Acquire) {
         return None;
     }
     let (found, wait) = mpsc::channel();
-    let (template, labels) = (script.template.clone(), labels.to_vec());
+    let template = script.template.clone();
     let search = move || {
+        let searched = Searching;
+        let better = Script::new(template, align, Effort::Full);
+        drop(searched);
         // Nobody waits any more if the key was planned again meanwhile.
-        let _ = found.send(Script::new(template, &labels, align, Effort::Full));
-        SEARCHING.store(false, Ordering::Release);
+        let _ = found.send(better);
     };
     let started = std::thread::Builder::new().name("terrace-search".to_owned()).spawn(search);
     if started.is_err() {

@@ -8,4 +8,5 @@ mod ffi;
 mod import;
 mod observe;
 mod persist;
+mod replay;
 mod solve;
