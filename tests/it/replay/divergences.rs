@@ -286,9 +286,9 @@ fn a_step_that_outlasts_the_one_it_was_concurrent_with_stays_outside() {
             let step = allocator.step(b"k", MAIN).unwrap();
             went.send(()).unwrap();
             wait.recv().unwrap();
-            // The other's step is over and a new one of its is open: not ours.
+            // The other's step is over and a new one of its is open, which expects just this: not ours.
             let inner = allocator.step(b"k", MAIN).unwrap();
-            let x = ask(4);
+            let x = ask(2);
             went.send(()).unwrap();
             wait.recv().unwrap();
             allocator.free(x);
@@ -299,9 +299,12 @@ fn a_step_that_outlasts_the_one_it_was_concurrent_with_stays_outside() {
         round();
         allocator.device().end_step().unwrap();
         allocator.device().begin_step(b"k", MAIN).unwrap();
+        let a = ask(4);
         go.send(()).unwrap();
         waited.recv().unwrap();
-        round();
+        let b = ask(2);
+        allocator.free(a);
+        allocator.free(b);
         allocator.device().end_step().unwrap();
         go.send(()).unwrap();
     });
@@ -313,12 +316,17 @@ fn a_step_that_outlasts_the_one_it_was_concurrent_with_stays_outside() {
 #[test]
 fn the_step_of_a_thread_that_died_is_closed() {
     let allocator = allocator();
-    std::thread::scope(|scope| drop(scope.spawn(|| allocator.device().begin_step(b"k", MAIN).unwrap())));
+    // Joined, and not only left by the scope: it has to be gone.
+    let begin_and_die = || {
+        let begin = || allocator.device().begin_step(b"k", MAIN).unwrap();
+        std::thread::scope(|scope| scope.spawn(begin).join().unwrap());
+    };
+    begin_and_die();
     for _round in 0..3 {
         let step = allocator.step(b"k", MAIN).unwrap();
         let a = allocator.alloc(bytes(4096), MAIN, "a").unwrap();
         // Somebody else's begin that will never end: it is forgotten with its thread.
-        std::thread::scope(|scope| drop(scope.spawn(|| allocator.device().begin_step(b"k", MAIN).unwrap())));
+        begin_and_die();
         allocator.free(a.address);
         drop(step);
     }

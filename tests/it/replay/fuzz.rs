@@ -30,7 +30,7 @@ fn random_requests_never_overlap_and_every_byte_comes_back() {
 #[test]
 #[ignore = "minutes; by hand, see above"]
 fn millions_of_random_requests() {
-    run(1_000_000, env("TERRACE_FUZZ_ALLOCS").unwrap_or(10_000_000));
+    run(env("TERRACE_FUZZ_SEED").unwrap_or(1_000_000), env("TERRACE_FUZZ_ALLOCS").unwrap_or(10_000_000));
 }
 
 fn env(name: &str) -> Option<u64> {

@@ -96,6 +96,27 @@ fn a_slot_that_another_stream_still_uses_is_not_served() {
 }
 
 #[test]
+fn a_slot_waits_for_the_stream_whose_bytes_it_gets() {
+    let mut rig = Rig::fake(64);
+    for _round in 0..2 {
+        rig.step("k", "a=4@2 -a");
+        rig.step("other", "x=8@1 -x");
+    }
+    rig.step("k", "a=4@2");
+    let a = rig.named["a"];
+    rig.device.begin_step(b"other", MAIN).unwrap();
+    // Queued after the end of the step that a was asked for in.
+    rig.fake_device().launch(Stream(2), "late", &[Access::Read(a)]);
+    rig.go("-a");
+    let waits = rig.calls().waits;
+    let change = rig.change(|rig| rig.go("x=8@1 -x"));
+    assert_eq!((change.told.len(), rig.calls().waits), (0, waits + 1));
+    rig.device.end_step().unwrap();
+    assert_eq!(rig.device.stats().divergences.blocked, 0, "served in its slot");
+    rig.assert_empty();
+}
+
+#[test]
 fn a_free_on_a_stream_that_is_captured_waits_until_the_capture_is_over() {
     let mut rig = Rig::fake(16);
     rig.go("a=16@1");
