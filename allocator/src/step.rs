@@ -534,7 +534,7 @@ fn load(record: &Record) -> u64 {
 }
 
 /// The template that a plan made offline stands for.
-fn template_of(plan: &Plan, labels: &mut crate::device::Labels, align: u64) -> Template {
+fn template_of(plan: &Plan, labels: &mut crate::labels::Labels, align: u64) -> Template {
     let mut order: Vec<(u64, bool, u32)> = Vec::new();
     let mut slots = Vec::new();
     for (index, slot) in (0..).zip(plan.slots()) {
