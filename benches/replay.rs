@@ -4,12 +4,13 @@
 //! `cargo bench -p terrace-benches --bench replay`. Floor: the loop itself, measured as `nothing`.
 
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use terrace_allocator::host::HostBacking;
 use terrace_allocator::{Allocator, Config, Stream};
 use terrace_benches::c_abi::ThroughC;
-use terrace_benches::{Caching, Call, Forward, Locked, OffsetClasses, Peer, Single, run};
+use terrace_benches::{Caching, Forward, Locked, OffsetClasses, Peer, Single, calls, run};
 use terrace_profiles::units::Bytes;
 use terrace_tests::corpus;
 
@@ -43,47 +44,26 @@ fn replay(criterion: &mut Criterion) {
     for (name, mut peer) in peers {
         group.bench_function(name, |bencher| bencher.iter(|| run(&mut *peer, &forward, &mut addresses)));
     }
-    // Recording: every forward has a new key, and what follows the last call (planning) is not part of it.
-    group.bench_function("recording", |bencher| {
-        bencher.iter_custom(|rounds| {
-            let mut spent = std::time::Duration::ZERO;
-            for _ in 0..rounds {
-                let mut own = Single::recording(&forward);
-                own.begin();
-                addresses.clear();
-                let begun = std::time::Instant::now();
-                for call in &forward.calls {
-                    match *call {
-                        Call::Alloc(bytes) => addresses.push(own.alloc(bytes)),
-                        Call::Free(request) => own.free(addresses[request as usize]),
-                    }
+    // A forward seen for the first time: the calls are recorded, and what its end takes is the planning.
+    let mut first_time = |name: &str, timed: fn(Duration, Duration) -> Duration| {
+        group.bench_function(name, |bencher| {
+            bencher.iter_custom(|rounds| {
+                let mut spent = Duration::ZERO;
+                for _ in 0..rounds {
+                    let mut own = Single::recording(&forward);
+                    own.begin();
+                    let begun = Instant::now();
+                    black_box(calls(&mut own, &forward, &mut addresses));
+                    let recorded = begun.elapsed();
+                    own.end();
+                    spent += timed(recorded, begun.elapsed() - recorded);
                 }
-                spent += begun.elapsed();
-                own.end();
-            }
-            spent
+                spent
+            });
         });
-    });
-    group.bench_function("planning-at-the-end", |bencher| {
-        bencher.iter_custom(|rounds| {
-            let mut spent = std::time::Duration::ZERO;
-            for _ in 0..rounds {
-                let mut own = Single::recording(&forward);
-                own.begin();
-                addresses.clear();
-                for call in &forward.calls {
-                    match *call {
-                        Call::Alloc(bytes) => addresses.push(own.alloc(bytes)),
-                        Call::Free(request) => own.free(addresses[request as usize]),
-                    }
-                }
-                let begun = std::time::Instant::now();
-                own.end();
-                spent += begun.elapsed();
-            }
-            spent
-        });
-    });
+    };
+    first_time("recording", |recorded, _| recorded);
+    first_time("planning-at-the-end", |_, planned| planned);
     group.finish();
 }
 

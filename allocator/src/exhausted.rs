@@ -71,9 +71,19 @@ impl Device {
         stream: Stream,
         label: &str,
     ) -> Result<u64, Error> {
+        self.when_exhausted(bytes, label, |device| device.take(size, stream))
+    }
+
+    /// Frees what can be freed, as patiently as is allowed, and tries after each; then it is out of memory.
+    pub(crate) fn when_exhausted(
+        &mut self,
+        bytes: Bytes,
+        label: &str,
+        mut attempt: impl FnMut(&mut Self) -> Option<u64>,
+    ) -> Result<u64, Error> {
         for wait in self.patience() {
             self.drain(*wait);
-            if let Some(offset) = self.take(size, stream) {
+            if let Some(offset) = attempt(self) {
                 return Ok(offset);
             }
         }
@@ -81,7 +91,7 @@ impl Device {
     }
 
     /// Whether to wait for events at each try; not before the callback had its turn.
-    pub(crate) fn patience(&self) -> &'static [bool] {
+    fn patience(&self) -> &'static [bool] {
         if self.call_first { &[false] } else { &[false, true] }
     }
 
@@ -156,7 +166,7 @@ impl Device {
         sums
     }
 
-    pub(crate) fn exhausted(&self, asked: Bytes, label: &str) -> Exhausted {
+    fn exhausted(&self, asked: Bytes, label: &str) -> Exhausted {
         let pending = |state: &BlockState| matches!(state, BlockState::Pending(_));
         let mut live: Vec<(String, u64)> = self
             .live

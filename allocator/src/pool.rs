@@ -222,14 +222,10 @@ impl Device {
         stream: Stream,
         label: &str,
     ) -> Result<u64, Error> {
-        for wait in self.patience() {
-            self.drain(*wait);
-            self.settle();
-            if let Some(offset) = self.widen_pool(id, size, stream, label) {
-                return Ok(offset);
-            }
-        }
-        Err(Error::OutOfMemory(Box::new(self.exhausted(bytes, label))))
+        self.when_exhausted(bytes, label, |device| {
+            device.settle();
+            device.widen_pool(id, size, stream, label)
+        })
     }
 
     /// Whether the offset lies in a pool's pinned range.

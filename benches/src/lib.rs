@@ -77,11 +77,18 @@ pub trait Peer {
     fn end(&mut self) {}
 }
 
-/// Runs the forward once; `addresses` is scratch. Returns the sum of the addresses.
-pub fn run(peer: &mut dyn Peer, forward: &Forward, addresses: &mut Vec<u64>) -> u64 {
+/// Runs the forward once, as a step; `addresses` is scratch. Returns the sum of the addresses.
+pub fn run<P: Peer + ?Sized>(peer: &mut P, forward: &Forward, addresses: &mut Vec<u64>) -> u64 {
+    peer.begin();
+    let sum = calls(peer, forward, addresses);
+    peer.end();
+    sum
+}
+
+/// The calls of the forward alone, without the step around them.
+pub fn calls<P: Peer + ?Sized>(peer: &mut P, forward: &Forward, addresses: &mut Vec<u64>) -> u64 {
     addresses.clear();
     let mut sum = 0_u64;
-    peer.begin();
     for call in &forward.calls {
         match *call {
             Call::Alloc(bytes) => {
@@ -92,7 +99,6 @@ pub fn run(peer: &mut dyn Peer, forward: &Forward, addresses: &mut Vec<u64>) -> 
             Call::Free(request) => peer.free(addresses[request as usize]),
         }
     }
-    peer.end();
     sum
 }
 
