@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
+use terrace_profiles::Memory;
 use terrace_profiles::units::{Bytes, DeviceSpan};
 
 use crate::backing::{Backing, Stream};
@@ -24,9 +25,10 @@ pub struct Allocator {
 /// The callback is running; over when dropped, also if it panics.
 struct Calling<'a>(&'a AtomicU64);
 
-/// An open step; dropping it ends the step.
+/// An open step; dropping it ends the step. It is a forward's [`Memory`]: requests are made on the step's stream.
 pub struct Step<'a> {
     allocator: &'a Allocator,
+    stream: Stream,
 }
 
 impl Allocator {
@@ -101,7 +103,7 @@ impl Allocator {
     /// As [`Device::begin_step`].
     pub fn step(&self, key: &[u8], stream: Stream) -> Result<Step<'_>, Error> {
         self.device.lock().begin_step(key, stream)?;
-        Ok(Step { allocator: self })
+        Ok(Step { allocator: self, stream })
     }
 
     /// The figures so far.
@@ -133,6 +135,16 @@ impl Allocator {
 impl Drop for Calling<'_> {
     fn drop(&mut self) {
         self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Memory for Step<'_> {
+    fn alloc(&mut self, bytes: Bytes, label: &str) -> Result<DeviceSpan, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(self.allocator.alloc(bytes, self.stream, label)?)
+    }
+
+    fn free(&mut self, span: DeviceSpan) {
+        self.allocator.free(span.address);
     }
 }
 

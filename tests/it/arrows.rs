@@ -10,8 +10,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("profiles", &[]),
     ("planner", &["terrace-profiles"]),
     ("allocator", &["terrace-planner", "terrace-profiles"]),
-    ("tests", &["terrace-allocator", "terrace-planner", "terrace-profiles"]),
-    ("benches", &["terrace-allocator", "terrace-planner", "terrace-profiles", "terrace-tests"]),
+    ("kernels", &["terrace-profiles"]),
+    ("tests", &["terrace-allocator", "terrace-kernels", "terrace-planner", "terrace-profiles"]),
+    ("benches", &["terrace-allocator", "terrace-kernels", "terrace-planner", "terrace-profiles", "terrace-tests"]),
 ];
 
 /// Dependency (as its path begins in Rust) and the files that may name it.
@@ -19,14 +20,18 @@ const DOORS: &[(&str, &[&str])] = &[
     ("bincode::", &["profiles/src/codec.rs"]),
     ("clap::", &["planner/src/cli.rs", "planner/src/cli/args.rs"]),
     ("clap_complete::", &["planner/src/cli.rs", "planner/src/cli/args.rs"]),
-    ("cudarc::", &["allocator/src/cuda.rs"]),
     ("crc32fast::", &["profiles/src/codec.rs"]),
+    ("cudarc::", &["allocator/src/cuda.rs", "kernels/src/cuda.rs"]),
     ("flate2::", &["profiles/src/import/source.rs"]),
+    ("half::", &["kernels/src/view.rs", "kernels/src/view/grid.rs"]),
     ("indicatif::", &["planner/src/cli/watch.rs"]),
+    ("libloading::", &["kernels/src/compile.rs"]),
     ("parking_lot::", &["allocator/src/allocator.rs", "allocator/src/fake.rs"]),
     ("petgraph::", &["planner/src/graph.rs"]),
-    ("sha2::", &["profiles/src/codec.rs"]),
+    ("rayon::", &["kernels/src/cpu.rs", "kernels/src/cpu/decode.rs"]),
+    ("sha2::", &["profiles/src/codec.rs", "kernels/src/cache.rs"]),
     ("tempfile::", &["planner/src/cli/output.rs"]),
+    ("toml::", &["profiles/src/toml_file.rs"]),
 ];
 
 #[test]
@@ -45,7 +50,7 @@ fn crates_depend_only_along_the_arrows() {
 
 #[test]
 fn each_dependency_has_one_door() {
-    for krate in ["profiles", "planner", "allocator"] {
+    for krate in ["profiles", "planner", "allocator", "kernels"] {
         each_source(&root().join(krate).join("src"), &mut |path, text| {
             // Unit tests may use what they like.
             let code = text.split("#[cfg(test)]").next().unwrap_or_default();

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use terrace_allocator::ffi::{BACKING_CUDA, BACKING_HOST, Options, Pool, Status, VERSION};
 use terrace_tests::corpus::root;
 
-const STRICT: [&str; 5] = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-g"];
+pub(crate) const STRICT: [&str; 5] = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-g"];
 
 #[test]
 fn the_header_is_clean_c99_and_cpp17() {
@@ -150,7 +150,7 @@ fn the_header_declares_what_the_library_exports_and_no_more() {
 }
 
 /// The functions that a header declares: names that a parenthesis follows, outside comments and macros.
-fn declared(header: &str) -> BTreeSet<String> {
+pub(crate) fn declared(header: &str) -> BTreeSet<String> {
     let mut code = String::new();
     let mut rest = header;
     while let Some((before, after)) = rest.split_once("/*") {
@@ -243,7 +243,7 @@ fn library() -> &'static Path {
 }
 
 /// A tool of this machine; without it, `None` after a line that says so.
-fn tool(name: &str) -> Option<&str> {
+pub(crate) fn tool(name: &str) -> Option<&str> {
     let works = Command::new(name).arg("--version").output().is_ok_and(|out| out.status.success());
     if !works {
         skip(&format!("no {name} on this machine"));
@@ -257,7 +257,7 @@ fn skip(why: &str) {
 }
 
 /// What a command prints, if it ends well.
-fn succeeds(command: &mut Command) -> String {
+pub(crate) fn succeeds(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let (said, complained) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
     assert!(status.success(), "{command:?}: {status}\n{said}{complained}");

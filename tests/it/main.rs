@@ -3,10 +3,14 @@
 mod arrows;
 mod cli;
 mod codec;
+mod compile;
 mod conformance;
 mod ffi;
+mod ffi_gdn;
+mod gdn;
 mod import;
 mod observe;
 mod persist;
 mod replay;
+mod serving;
 mod solve;

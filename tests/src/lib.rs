@@ -2,6 +2,7 @@
 //! of real inputs.
 
 pub mod corpus;
+pub mod gdn;
 pub mod generate;
 pub mod gpu;
 pub mod oracle;
