@@ -21,8 +21,8 @@ import reference
 from terrace_gdn import Terrace
 
 KEY_HEADS = 16
-WINDOWS = [64, 128, 256, 512, 768, 1024, 4096]
-SWEEP = [64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096]
+WINDOWS = [64, 128, 256, 512, 640, 768, 1024, 4096]
+SWEEP = [64, 128, 192, 256, 384, 512, 640, 768, 1024, 1536, 2048, 4096]
 # Tokens of each sequence; the shapes of the issue's table.
 SHAPES = [[4128], [1000, 1, 1999, 1128], [16384], [1024] * 16, [60000], [131072]]
 SMALL_L2_MULTIPLE = 512 << 20  # input sets are rotated until together they pass this many bytes
@@ -138,8 +138,7 @@ def check_bits(library, heads, design, checks):
 
 
 def time_shapes(ours, others, heads, shapes, checks, budget_s):
-    """Median times, interleaved; the workspace of each. Implementations that fail on a shape show why in the table."""
-    rows = []
+    """Yields a row for each shape: median times, interleaved; the workspace of each. Implementations that fail on a shape show why."""
     for lengths in shapes:
         x = reference.make(lengths, KEY_HEADS, heads, seed=41)
         sets = max(2, min(8, -(-SMALL_L2_MULTIPLE // x.bytes())))
@@ -165,11 +164,10 @@ def time_shapes(ours, others, heads, shapes, checks, budget_s):
             bytes_[name] = space[name].numel()
         times = measure.interleaved(calls, budget_s)
         print(f"{named(lengths)}, Hv {heads}: " + ", ".join(f"{n} {t['ms']:.3f} ms" for n, t in times.items()), flush=True)
-        rows.append({"shape": named(lengths), "tokens": sum(lengths), "sequences": len(lengths), "heads": heads, "input_sets": sets,
-                     "times": times, "workspace": bytes_, "failed": failed})
+        yield {"shape": named(lengths), "tokens": sum(lengths), "sequences": len(lengths), "heads": heads, "input_sets": sets,
+               "times": times, "workspace": bytes_, "failed": failed}
         del x, inputs, calls, space
         _release()
-    return rows
 
 
 def sweep(library, heads, tokens, designs, budget_s):
@@ -215,6 +213,14 @@ def million(library, heads, fla, checks, budget_s):
     return [row]
 
 
+def lengths_of(shape):
+    """Tokens of each sequence: 60000, 16x1024 or 1000+1+1999."""
+    if "x" in shape:
+        count, tokens = map(int, shape.split("x"))
+        return [tokens] * count
+    return [int(t) for t in shape.split("+")]
+
+
 def mib(n):
     return f"{n / 2**20:.1f}" if n < 100 << 20 else f"{n / 2**20:,.0f}"
 
@@ -243,7 +249,7 @@ def arguments():
     p.add_argument("--require", action="append", default=[], metavar="NAME", help="fail where this peer does not run")
     p.add_argument("--designs", default="fused", help="comma-separated: fused, staged")
     p.add_argument("--heads", default="48,32")
-    p.add_argument("--lengths", help="only these single sequences, instead of all shapes")
+    p.add_argument("--lengths", help="only these shapes, comma-separated: 60000, 16x1024 or 1000+1+1999")
     p.add_argument("--only", action="append", choices=["checks", "time", "sweep", "million"], help="may be given more than once")
     p.add_argument("--budget", type=float, default=4, help="seconds of timing per shape")
     p.add_argument("--million-fla", action="store_true", help="FLA at 1,000,000 tokens too: 72 GiB of workspace")
@@ -262,15 +268,38 @@ def main():
     args = arguments()
     parts = args.only or ["checks", "time", "sweep", "million"]
     heads = [int(h) for h in args.heads.split(",")]
-    shapes = [[int(t)] for t in args.lengths.split(",")] if args.lengths else SHAPES
+    shapes = [lengths_of(t) for t in args.lengths.split(",")] if args.lengths else SHAPES
     library = Terrace(args.library)
     designs = args.designs.split(",")
     ours = {("Terrace" if d == designs[0] else f"Terrace {d}"): Ours(library, design=d) for d in designs}
     others, versions, missing = peers.load(args.peers.split(","), args.require, KEY_HEADS, heads[0])
-    checks, errors, times, swept, text = measure.Checks(), [], [], [], []
+    checks, errors, times, swept = measure.Checks(), [], [], []
+    names = [*ours, *others]
+    title = measure.heading("benches/gdn/prefill.py " + shlex.join(sys.argv[1:]), versions)
 
-    def done(title, body):
-        text.append(f"{title}\n\n{body}")
+    def publish():
+        """The page so far, also to the files: a run that is cut short leaves what it has measured."""
+        absent = "".join(f"{n}: not run: {why}.\n" for n, why in missing.items())
+        parts = [title, absent + (checks.line() if checks.rows else "Checks: not run.")]
+        if errors:
+            table = measure.table(["case"] + [f"{n} o / ht" for n in names], _error_rows(errors, names))
+            parts.append(f"\nError ratio against float64 on the same inputs (RMS of the difference over RMS).\n\n{table}")
+        if times:
+            parts.append(
+                f"\nMedian of interleaved runs, inputs rotated, cold L2; workspace beyond inputs, output and final state (ours: the caller's "
+                f"workspace, window {library.default_window}). Hk = {KEY_HEADS}, bfloat16, q and k normalised before, float32 states in and "
+                f"out.\n\n{time_table(times, names)}")
+        if swept:
+            table = measure.table(["window", *(f"{d} ms / MiB" for d in designs)],
+                                  [[w, *(f"{r['ms']:.3f} / {mib(r['workspace'])}" for r in swept if r["window"] == w)] for w in SWEEP])
+            parts.append(f"\nWindows at T = 60000, Hv = {heads[0]}.\n\n{table}")
+        page = "\n".join(parts) + "\n"
+        measure.write_json(args.json, {"heading": title, "machine": measure.machine(), "versions": versions, "missing": missing,
+                                       "checks": checks.rows, "errors": errors, "times": times, "sweep": swept})
+        if args.markdown:
+            with open(args.markdown, "w") as f:
+                f.write(page)
+        return page
 
     if "checks" in parts:
         reference.self_check("cuda")
@@ -278,31 +307,18 @@ def main():
             errors += check_errors({n: o.prepare for n, o in ours.items()}, others, h, checks)
             for d in designs:
                 check_bits(library, h, d, checks)
-        done("Error ratio against float64 on the same inputs (RMS of the difference over RMS).",
-             measure.table(["case"] + [f"{n} o / ht" for n in [*ours, *others]], _error_rows(errors, [*ours, *others])))
-    names = [*ours, *others]
+        publish()
     if "time" in parts:
         for h in heads:
-            times += time_shapes(ours, others, h, shapes, checks, args.budget)
+            for row in time_shapes(ours, others, h, shapes, checks, args.budget):
+                times.append(row)
+                publish()
     if "million" in parts:
         times += million(library, heads[0], others.get("FLA") if args.million_fla else None, checks, args.budget)
-    if times:
-        done(f"Median of interleaved runs, inputs rotated, cold L2; workspace beyond inputs, output and final state (ours: the caller's "
-             f"workspace, window {library.default_window}). Hk = {KEY_HEADS}, bfloat16, q and k normalised before, float32 states in and out.",
-             time_table(times, names))
+        publish()
     if "sweep" in parts:
         swept = sweep(library, heads[0], 60000, designs, args.budget)
-        done(f"Windows at T = 60000, Hv = {heads[0]}.",
-             measure.table(["window", *(f"{d} ms / MiB" for d in designs)],
-                           [[w, *(f"{r['ms']:.3f} / {mib(r['workspace'])}" for r in swept if r["window"] == w)] for w in SWEEP]))
-    title = measure.heading("benches/gdn/prefill.py " + shlex.join(sys.argv[1:]), versions)
-    absent = "".join(f"{n}: not run: {why}.\n" for n, why in missing.items())
-    page = "\n".join([title, absent + (checks.line() if checks.rows else "Checks: not run."), *(f"\n{t}" for t in text)]) + "\n"
-    measure.write_json(args.json, {"heading": title, "machine": measure.machine(), "versions": versions, "missing": missing,
-                                   "checks": checks.rows, "errors": errors, "times": times, "sweep": swept})
-    if args.markdown:
-        with open(args.markdown, "w") as f:
-            f.write(page)
+    page = publish()
     for r in checks.failed():
         print("FAILED", r["check"], r["detail"])
     print(page)
