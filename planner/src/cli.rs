@@ -1,10 +1,13 @@
 //! The `plan` command: what its arguments mean and what its exit status says.
 //!
 //! [`run`] is the whole command as a function from arguments to bytes and a status, so tests call it in process. Status 0:
-//! done, or it fits; 1: a finding (does not fit); 2: bad usage or bad input. Files appear whole or not at all
+//! done, or it fits; 1: a finding (does not fit, grew); 2: bad usage or bad input. Files appear whole or not at all
 //! (`cli/output.rs`).
 
 mod args;
+mod check;
+mod fit;
+mod model;
 mod output;
 mod watch;
 
@@ -37,7 +40,7 @@ pub struct Console<'a> {
 
 /// Done, or it fits.
 pub const DONE: u8 = 0;
-/// A finding: does not fit.
+/// A finding: does not fit, or grew.
 pub const FINDING: u8 = 1;
 /// Bad usage or bad input.
 pub const BAD_INPUT: u8 = 2;
@@ -69,6 +72,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>, console: &mut Console<'_>) 
         Command::Solve(solve) => run_solve(solve, args.color.wanted(console.out_is_terminal), console),
         Command::Show(show) => run_show(show, args.color.wanted(console.out_is_terminal), console),
         Command::Diff(diff) => run_diff(diff, console),
+        Command::Model(model) => model::run(model, console),
+        Command::Fit(fit) => fit::run(fit, args.color.wanted(console.out_is_terminal), console),
+        Command::Check(check) => check::run(check, args.color.wanted(console.out_is_terminal), console),
         Command::Completions { shell } => {
             clap_complete::generate(*shell, &mut Args::command(), "plan", console.out);
             Ok(DONE)

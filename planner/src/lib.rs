@@ -6,6 +6,7 @@ pub mod check;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod error;
+pub mod fitting;
 pub mod graph;
 mod lifetime;
 mod options;

@@ -11,13 +11,16 @@
 //! Nothing here reads a clock or the environment: equal plans give equal reports, byte for byte. Names and labels come from
 //! whoever wrote the profile, so each format makes them harmless in its own way before it prints them.
 
+mod budgets;
 mod diff;
 mod html;
 mod json;
+mod ledger;
 mod picture;
 pub mod snapshot;
 mod summary;
 mod svg;
+mod sweep;
 mod text;
 mod torch;
 
@@ -26,8 +29,11 @@ use std::io::{self, Write};
 
 use crate::planning::Verdict;
 
+pub use budgets::Checked;
 pub use diff::{Change, Diff, LabelChange, diff};
-use summary::Summary;
+pub use ledger::Server;
+pub(crate) use summary::Summary;
+pub use sweep::Picture;
 
 /// How a plan can be shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

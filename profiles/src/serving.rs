@@ -21,7 +21,7 @@ mod pool;
 mod share;
 
 pub use ledger::{Held, Kind, Line};
-pub use options::{Change, changes};
+pub use options::{changes, difference};
 pub use pool::{MAX_LEN, MambaMode, Pool, Printed, Tokens, available};
 pub use share::Share;
 
@@ -254,11 +254,6 @@ fn notes(model: &Model, ask: &Ask, [over, crowd]: [u64; 2], [blocks, blocks_per_
             "the lines beside the pool take {over} B more than the card's share, so the pool has nothing"
         ));
     }
-    if crowd > 0 {
-        notes.push(format!(
-            "this pool and the lines beside it take {crowd} B more than the card has: a request that long runs out of memory"
-        ));
-    }
     if let Some(most) = model.max_context
         && ask.max_len > most
     {
@@ -269,6 +264,11 @@ fn notes(model: &Model, ask: &Ask, [over, crowd]: [u64; 2], [blocks, blocks_per_
         notes.push(format!(
             "{} requests of --max-model-len at once need {together} blocks, and the pool has {blocks}: some will wait",
             ask.max_seqs
+        ));
+    }
+    if crowd > 0 {
+        notes.push(format!(
+            "this pool and the lines beside it take {crowd} B more than the card has: a request that long runs out of memory"
         ));
     }
     notes
@@ -374,24 +374,31 @@ mod tests {
     #[test]
     fn each_change_is_an_ask_of_its_own() {
         let (model, ask) = ask(180_000);
-        let what: Vec<String> = changes(&model, &ask).into_iter().map(|change| change.what).collect();
+        let what = |ask: &Ask| -> Vec<String> {
+            changes(&model, ask).iter().map(|changed| difference(ask, changed)).collect()
+        };
         assert_eq!(
-            what,
+            what(&ask),
             [
                 "--window 640",
-                "--lifetimes last-use (a planned arena)",
+                "--lifetimes last-use",
                 "--prefill-chunk 4096",
                 "--prefill-chunk 2048",
                 "--prefill-chunk 1024",
-                "--mamba-mode none (no prefix cache)",
+                "--mamba-mode none",
                 "--mtp 0",
             ]
         );
-        let fp8 = Ask { kv: Format::named("fp8").unwrap(), ..ask };
-        let changes = changes(&model, &fp8);
-        assert!(changes.iter().any(|change| change.what == "--kv turboquant_3bit_nc"));
-        assert!(changes.iter().any(|change| change.what == "--prefill-chunk 1600"));
-        assert!(changes.iter().all(|change| change.ask != fp8));
+        let fp8 = Ask { kv: Format::named("fp8").unwrap(), ..ask.clone() };
+        let fp8s = what(&fp8);
+        assert!(
+            fp8s.contains(&"--kv turboquant_3bit_nc".to_owned()) && fp8s.contains(&"--prefill-chunk 1600".to_owned())
+        );
+        let below = what(&Ask { chunk: Some(2048), ..ask.clone() });
+        assert_eq!(below[..2], ["--prefill-chunk 4128", "--kv fp8"]);
+        let together = Ask { mtp: 0, chunk: Some(1), util: Share::WHOLE, ..fp8.clone().in_windows(64) };
+        assert_eq!(difference(&fp8, &together), "--util 1 --window 64 --prefill-chunk 1 --mtp 0");
+        assert_eq!(difference(&fp8, &fp8), "");
     }
 
     #[test]

@@ -8,6 +8,8 @@ use serde_json::Value;
 use terrace_planner::cli::{BAD_INPUT, Console, DONE, FINDING, run};
 use terrace_tests::corpus::root;
 
+mod serving;
+
 /// What one call gave.
 struct Ran {
     status: u8,
@@ -82,7 +84,7 @@ fn string(path: &Path) -> String {
 
 #[test]
 fn help_of_every_command() {
-    for command in ["", "import", "solve", "show", "diff", "completions"] {
+    for command in ["", "import", "solve", "show", "diff", "model", "fit", "check", "completions"] {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|arg| !arg.is_empty()).collect();
         let ran = plan(&args);
         assert_eq!((ran.status, ran.err.as_str()), (DONE, ""));
@@ -238,7 +240,7 @@ fn completions_name_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let ran = plan(&["completions", shell]);
         assert_eq!(ran.status, DONE);
-        for command in ["import", "solve", "show", "diff"] {
+        for command in ["import", "solve", "show", "diff", "model", "fit", "check"] {
             assert!(ran.text().contains(command), "{shell} knows {command}");
         }
     }

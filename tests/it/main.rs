@@ -10,6 +10,7 @@ mod ffi_gdn;
 mod gdn;
 mod import;
 mod observe;
+mod pages;
 mod persist;
 mod replay;
 mod serving;

@@ -4,6 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use terrace_profiles::kv;
+use terrace_profiles::serving::{self, MambaMode, Share};
+use terrace_profiles::synth::{Engine, Lifetimes, Part};
 use terrace_profiles::units::{Align, Bytes};
 use terrace_profiles::{Limits, StepSelector, import};
 
@@ -13,7 +16,7 @@ use crate::report::ReportFormat;
 /// Plan every byte an inference forward needs, before it runs
 #[derive(Debug, Parser)]
 #[command(name = "plan", version, max_term_width = 100)]
-#[command(after_help = "Exit status: 0 done, or it fits; 1 a finding (does not fit); 2 bad usage or bad input.")]
+#[command(after_help = "Exit status: 0 done, or it fits; 1 a finding (does not fit, grew); 2 bad usage or bad input.")]
 pub struct Args {
     /// Colour in reports for a terminal
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
@@ -42,6 +45,12 @@ pub enum Command {
     Show(Show),
     /// Compare two saved plans: bytes gained and lost, by buffer
     Diff(Diff),
+    /// Write the profile of a model's forward that nobody has to run
+    Model(Model),
+    /// Will it fit: the ledger of a card that serves a model, and what to change if not
+    Fit(Fit),
+    /// Plan what budget files name, and fail if it grew
+    Check(Check),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -147,6 +156,128 @@ pub struct Diff {
     pub json: bool,
 }
 
+#[derive(Debug, clap::Args)]
+pub struct Model {
+    /// A model's id, or the path of its config.json
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// Tokens of the prompt, or of one chunk of it
+    #[arg(long, value_name = "T")]
+    pub tokens: u64,
+    /// Tokens resident at once, a multiple of 64; for --engine terrace
+    #[arg(long, value_name = "W")]
+    pub window: Option<u64>,
+    /// Only the first layers of a forward
+    #[arg(long, value_name = "N")]
+    pub layers: Option<u64>,
+    /// Cards that heads and feed-forward are split over; the profile is that of one
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub tp: u64,
+    /// Who runs it: fla, fla-vllm or terrace [default: terrace with --window, else fla-vllm]
+    #[arg(long, value_name = "ENGINE")]
+    pub engine: Option<Engine>,
+    /// What of it: forward, layer, mixer, gdn-op, mlp or attention
+    #[arg(long, value_name = "PART", default_value = "forward")]
+    pub part: Part,
+    /// When a buffer ends: last-use, or frame, as PyTorch holds it [default: last-use for terrace, else frame]
+    #[arg(long, value_name = "RULE")]
+    pub lifetimes: Option<Lifetimes>,
+    /// Tokens that attention looks at, cached ones included [default: those of --tokens]
+    #[arg(long, value_name = "N")]
+    pub context: Option<u64>,
+    /// Sequences that the tokens come from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub sequences: u64,
+    /// Where the profile goes [default: standard output]
+    #[arg(short, long, value_name = "FILE", default_value = "-", hide_default_value = true)]
+    pub output: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Fit {
+    /// A model's id, or the path of its config.json
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// A card such as rtx3090, its memory such as 24GiB, or auto: what nvidia-smi says is free
+    #[arg(long, value_name = "CARD|BYTES|auto")]
+    pub gpu: String,
+    /// How keys and values are kept: bf16, fp8, turboquant_3bit_nc, q4_0, ...
+    #[arg(long, value_name = "FORMAT", required_unless_present = "sweep", value_parser = kv_format)]
+    pub kv: Option<kv::Format>,
+    /// The weights' format, or what one card holds of them [default: the model's first recorded format, else bf16]
+    #[arg(long, value_name = "FORMAT|BYTES")]
+    pub weights: Option<String>,
+    /// The longest request, prompt and answer together [default: the longest that the model was made for]
+    #[arg(long, value_name = "N")]
+    pub max_model_len: Option<u64>,
+    /// Requests at once
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub max_num_seqs: u64,
+    /// Tokens of a prefill step [default: the whole prompt at once]
+    #[arg(long, value_name = "N")]
+    pub prefill_chunk: Option<u64>,
+    /// Further tokens that the model's own head guesses at once
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub mtp: u64,
+    /// Cards that share the model; the ledger is that of one
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub tp: u64,
+    /// Which recurrent states the server keeps: none, align (with a prefix cache) or all
+    #[arg(long, value_name = "MODE", default_value = "align")]
+    pub mamba_mode: MambaMode,
+    /// The part of the card that the server may take
+    #[arg(long, value_name = "F", default_value = "0.9")]
+    pub util: Share,
+    /// What graphs and libraries take, in place of the assumptions
+    #[arg(long, value_name = "BYTES")]
+    pub overhead: Option<Bytes>,
+    /// Tokens resident at once, a multiple of 64: the forward is Terrace's
+    #[arg(long, value_name = "W")]
+    pub window: Option<u64>,
+    /// Who runs the prefill: fla, fla-vllm or terrace [default: terrace with --window, else fla-vllm]
+    #[arg(long, value_name = "ENGINE")]
+    pub engine: Option<Engine>,
+    /// When a buffer ends: last-use, or frame, as PyTorch holds it [default: last-use for terrace, else frame]
+    #[arg(long, value_name = "RULE")]
+    pub lifetimes: Option<Lifetimes>,
+    /// What a log says that the pool has; 2.17GiB stands for all that is printed so
+    #[arg(long, value_name = "BYTES", value_parser = serving::available, conflicts_with_all = ["blocks", "sweep"])]
+    pub available: Option<Bytes>,
+    /// The blocks that a log says the pool has
+    #[arg(long, value_name = "N", conflicts_with = "sweep")]
+    pub blocks: Option<u64>,
+    /// A request that failed, as an out-of-memory message says (tried to allocate): name the buffer
+    #[arg(long, value_name = "BYTES", conflicts_with = "sweep")]
+    pub failed: Option<Bytes>,
+    /// Tabulate and draw the largest context by KV format (or for the one given) and prefill chunk
+    #[arg(long)]
+    pub sweep: bool,
+    /// The report
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub format: FitFormat,
+    /// Also draw the sweep into this file, as SVG
+    #[arg(short, long, value_name = "FILE", requires = "sweep")]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FitFormat {
+    /// For a terminal
+    Text,
+    /// One object on one line
+    Json,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Check {
+    /// Budget files
+    #[arg(value_name = "BUDGETS", required = true)]
+    pub budgets: Vec<PathBuf>,
+    /// Write what is planned now into the files, and print what changes
+    #[arg(long)]
+    pub update: bool,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Lanes {
     /// Never: each stream has an arena of its own
@@ -224,6 +355,10 @@ impl Solve {
         }
         Ok(())
     }
+}
+
+fn kv_format(name: &str) -> Result<kv::Format, String> {
+    kv::Format::named(name).map_err(|error| error.to_string())
 }
 
 /// Reads `10s`, `500ms` or `2m`.

@@ -26,25 +26,25 @@ const NOTE_LINE: usize = 96;
 const MOST_CHARS: usize = 72;
 
 /// ANSI codes, or nothing.
-struct Paint(bool);
+pub(super) struct Paint(pub(super) bool);
 
 impl Paint {
     fn with(&self, code: &str, text: &str) -> String {
         if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
-    fn bold(&self, text: &str) -> String {
+    pub(super) fn bold(&self, text: &str) -> String {
         self.with("1", text)
     }
-    fn dim(&self, text: &str) -> String {
+    pub(super) fn dim(&self, text: &str) -> String {
         self.with("2", text)
     }
-    fn good(&self, text: &str) -> String {
+    pub(super) fn good(&self, text: &str) -> String {
         self.with("32", text)
     }
-    fn warn(&self, text: &str) -> String {
+    pub(super) fn warn(&self, text: &str) -> String {
         self.with("33", text)
     }
-    fn bad(&self, text: &str) -> String {
+    pub(super) fn bad(&self, text: &str) -> String {
         self.with("31", text)
     }
 }
@@ -332,8 +332,12 @@ fn plural(count: u64, noun: &str) -> String {
 
 /// A text as one short line without control characters.
 pub(super) fn printable(text: &str) -> String {
-    let clean: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
-    elide(&clean, MOST_CHARS)
+    elide(&clean(text), MOST_CHARS)
+}
+
+/// A text as one line without control characters.
+pub(super) fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]
