@@ -1,9 +1,9 @@
 """The implementations beside ours, each behind one call on `reference.Inputs`, with what their interfaces trap one in.
 
 `load` never skips in silence: what cannot be imported, or fails on a small case, is reported with its reason. All of them get q and k normalised,
-the state V-first in float32, beta in float32, and no copy of the state is timed. A single sequence is passed without cu_seqlens
-where an implementation has a cheaper path for it; several come with cu_seqlens on the host too where it is taken, which saves a
-synchronisation. Tables derived from cu_seqlens are cached by FLA and FlashQLA on the tensor's identity, so they are warm.
+the state V-first in float32, beta in float32, and no copy of the state is timed. FLA gets cu_seqlens always, as a server's call does, and on
+the host too, which saves a synchronisation (without them it tunes itself anew for minutes at long prompts); FlashQLA gets a single sequence
+without, which is its cheaper path. Tables derived from cu_seqlens are cached by FLA and FlashQLA on the tensor's identity, so they are warm.
 """
 
 import importlib
@@ -22,8 +22,7 @@ def _fla():
     rule = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
 
     def prepare(x):
-        several = len(x.cu) > 2
-        cu = dict(cu_seqlens=x.bounds.int64, cu_seqlens_cpu=x.bounds.host) if several else {}
+        cu = dict(cu_seqlens=x.bounds.int64, cu_seqlens_cpu=x.bounds.host)
         q, k, v, g, beta = (t[None] for t in (x.q, x.k, x.v, x.g, x.beta))
 
         def call():
