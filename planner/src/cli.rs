@@ -148,6 +148,11 @@ fn run_solve(args: &Solve, colour: bool, console: &mut Console<'_>) -> Result<u8
             }
         };
         report_on(&verdict, args.format, colour && to_file.is_none(), &mut reports)?;
+        if let (true, Verdict::Fits(plan)) = (args.caching, &verdict) {
+            let beside = report::Beside::of(profile, plan)
+                .map_err(|error| Failure::Usage(format!("{}: {error}", profile.name)))?;
+            beside.write_text(&mut reports).map_err(|source| failed_write(Path::new("-"), source))?;
+        }
         if let (Some(path), Verdict::Fits(plan)) = (&args.plan, &verdict) {
             Output::to(path, console.out).write(&plan.encode()?)?;
         }

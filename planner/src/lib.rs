@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bound;
+pub mod caching;
 pub mod check;
 #[cfg(feature = "cli")]
 pub mod cli;

@@ -12,6 +12,7 @@
 //! whoever wrote the profile, so each format makes them harmless in its own way before it prints them.
 
 mod budgets;
+mod caching;
 mod diff;
 mod html;
 mod json;
@@ -30,6 +31,7 @@ use std::io::{self, Write};
 use crate::planning::Verdict;
 
 pub use budgets::Checked;
+pub use caching::Beside;
 pub use diff::{Change, Diff, LabelChange, diff};
 pub use ledger::Server;
 pub(crate) use summary::Summary;

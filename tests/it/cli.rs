@@ -83,6 +83,18 @@ fn string(path: &Path) -> String {
 }
 
 #[test]
+fn a_plan_is_held_against_pytorchs_caching_allocator() {
+    let profile = string(&root().join("profiles/recorded/dense8-mixed.profile"));
+    let text = plan(&["solve", "--caching", &profile]).text();
+    assert!(text.ends_with(
+        "beside PyTorch's caching allocator, simulated\n  default segments          14342422528 B  2.267 of the plan, the plan saves 8015943168 B\n  \
+         expandable segments        6612320256 B  1.045 of the plan, the plan saves 285840896 B\n"
+    ), "{text}");
+    let refused = plan(&["solve", "--caching", "--format", "json", &profile]);
+    assert_eq!(refused.status, BAD_INPUT);
+}
+
+#[test]
 fn help_of_every_command() {
     for command in ["", "import", "solve", "show", "diff", "model", "fit", "check", "completions"] {
         let args: Vec<&str> = [command, "--help"].into_iter().filter(|arg| !arg.is_empty()).collect();
