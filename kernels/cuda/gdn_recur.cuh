@@ -52,6 +52,35 @@ __device__ __forceinline__ void store_state(const StateTiles& state, void* to, i
         }
 }
 
+// Where a segment's state comes from; `at` is the lane's place in a head's state.
+__device__ __forceinline__ void begin_state(StateTiles& state, const Params& p, const Segment& segment, i64 at) {
+    if (segment.initial == CARRY) {
+        load_state(state, p.carry_in, at, false);
+    } else if (segment.initial >= 0) {
+        load_state(state, p.initial, segment.initial * p.initial_slot + at, p.flags & INITIAL_BF16);
+    } else {
+#pragma unroll
+        for (int t = 0; t < 16; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) state[t][e] = 0.0f;
+    }
+}
+
+// Where it goes.
+__device__ __forceinline__ void end_state(const StateTiles& state, const Params& p, const Segment& segment, i64 at) {
+    if (segment.last == CARRY)
+        store_state(state, p.carry_out, at, false);
+    else if (segment.last >= 0)
+        store_state(state, p.last, segment.last * p.last_slot + at, p.flags & LAST_BF16);
+}
+
+// The state after a whole chunk, where one is asked for there.
+__device__ __forceinline__ void keep_checkpoint(const StateTiles& state, const Params& p, const Segment& segment, int chunk, int rows, i64 at) {
+    const int done = segment.chunk0 + chunk + 1;
+    if (segment.checkpoint >= 0 && rows == CHUNK && done % p.every == 0)
+        store_state(state, p.checkpoints, (i64) (segment.checkpoint + done / p.every - 1) * p.value_heads * STATE + at, false);
+}
+
 // The state rounded to elements: operand a of S^T w^T, and, as pairs of columns, operand b of q S.
 __device__ __forceinline__ void round_state(u32 (&rounded)[8][4], const StateTiles& state) {
 #pragma unroll
@@ -179,16 +208,7 @@ __device__ __forceinline__ void recur(const Params& p, int part, int head, char*
         for (int i = 0; i < 4; ++i) u[i] = load_fresh(u_of(0) + 32 * i);
     }
     StateTiles state;
-    if (segment.initial == CARRY) {
-        load_state(state, p.carry_in, state_at, false);
-    } else if (segment.initial >= 0) {
-        load_state(state, p.initial, segment.initial * p.initial_slot + state_at, p.flags & INITIAL_BF16);
-    } else {
-#pragma unroll
-        for (int t = 0; t < 16; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) state[t][e] = 0.0f;
-    }
+    begin_state(state, p, segment, state_at);
 
     for (int chunk = 0; chunk < chunks; ++chunk) {
         const auto& early = s.early[chunk & 1];
@@ -274,14 +294,9 @@ __device__ __forceinline__ void recur(const Params& p, int part, int head, char*
             read_chunk(o, plain, shared_address(s.late.p), lane);
             write_output(p, o, s.o[warp], token, rows, head, 16 * v_block, lane);
         }
-        const int done = segment.chunk0 + chunk + 1;
-        if (segment.checkpoint >= 0 && rows == CHUNK && done % p.every == 0)
-            store_state(state, p.checkpoints, (i64) (segment.checkpoint + done / p.every - 1) * p.value_heads * STATE + state_at, false);
+        keep_checkpoint(state, p, segment, chunk, rows, state_at);
     }
 
-    if (segment.last == CARRY)
-        store_state(state, p.carry_out, state_at, false);
-    else if (segment.last >= 0)
-        store_state(state, p.last, segment.last * p.last_slot + state_at, p.flags & LAST_BF16);
+    end_state(state, p, segment, state_at);
 }
 

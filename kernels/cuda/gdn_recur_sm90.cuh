@@ -163,16 +163,7 @@ __device__ __forceinline__ void recur_sm90(const Params& p, int part, int head, 
         for (int i = 0; i < 4; ++i) u[i] = load_fresh(u_of(0) + 32 * i);
     }
     StateTiles state;
-    if (segment.initial == CARRY) {
-        load_state(state, p.carry_in, state_at, false);
-    } else if (segment.initial >= 0) {
-        load_state(state, p.initial, segment.initial * p.initial_slot + state_at, p.flags & INITIAL_BF16);
-    } else {
-#pragma unroll
-        for (int t = 0; t < 16; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) state[t][e] = 0.0f;
-    }
+    begin_state(state, p, segment, state_at);
 
     for (int chunk = 0; chunk < chunks; ++chunk) {
         const int side = chunk & 1;
@@ -261,15 +252,10 @@ __device__ __forceinline__ void recur_sm90(const Params& p, int part, int head, 
         hold(state);
         if (lane == 0) barrier_tell(all_read);
 
-        const int done = segment.chunk0 + chunk + 1;
-        if (segment.checkpoint >= 0 && rows == CHUNK && done % p.every == 0)
-            store_state(state, p.checkpoints, (i64) (segment.checkpoint + done / p.every - 1) * p.value_heads * STATE + state_at, false);
+        keep_checkpoint(state, p, segment, chunk, rows, state_at);
     }
 
-    if (segment.last == CARRY)
-        store_state(state, p.carry_out, state_at, false);
-    else if (segment.last >= 0)
-        store_state(state, p.last, segment.last * p.last_slot + state_at, p.flags & LAST_BF16);
+    end_state(state, p, segment, state_at);
 }
 
 #endif
