@@ -3,7 +3,7 @@
 //! `cargo run --release -p terrace-benches --example gdn_arena -- [ROUNDS]`
 //!
 //! A step is one prefill of one layer (16 key heads, 48 value heads, bf16): q, k, v, gates, output, workspace. The steps have
-//! 4,128 and 60,000 tokens by turns. Held: the arena is what `profiles::shape` predicts, the driver is asked once, free memory
+//! 4,128 and 60,000 tokens by turns. Held: the arena is the workspace of `profiles::shape` and the tensors, the driver is asked once, free memory
 //! does not change after the first round, every later step is on script, and each output has the same bits every time.
 
 use std::process::ExitCode;
@@ -102,8 +102,8 @@ fn measure(rounds: u32) -> Result<(), Failure> {
         stats.arena, stats.lower_bound, stats.steps_on_script, stats.steps
     );
     let held = [
-        (stats.arena == largest, "the arena is not what profiles::shape predicts"),
-        (stats.lower_bound == largest, "the load is not what profiles::shape predicts"),
+        (stats.arena == largest, "the arena is not the predicted bytes of the larger step"),
+        (stats.lower_bound == largest, "the load is not the predicted bytes of the larger step"),
         (reservations == 1, "the driver was asked more than once"),
         (lost == 0, "free memory changed after the first round"),
         (

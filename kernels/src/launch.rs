@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::path::{Path, Route};
 use crate::source::Unit;
 use crate::tile::{Arch, Element, Entry, decode_blocks, decode_rows, slices};
-use crate::view::{Dtype, PoolMut, Workspace};
+use crate::view::{Dtype, PoolMut, Tensor, TensorMut, Workspace};
 use crate::window::{MAX_SEGMENTS, Segment, Step};
 
 const L2NORM: i32 = 1;
@@ -158,14 +158,7 @@ pub(crate) fn prefill(device: &Device, args: Prefill<'_>, workspace: &Workspace<
         carry_out: 0,
         checkpoints: args.checkpoints.as_ref().map_or(0, PoolMut::address),
         h: if args.design == Design::Staged { at.of("h.a") } else { 0 },
-        strides: [
-            strides(args.q.row_stride(), args.q.head_stride()),
-            strides(args.k.row_stride(), args.k.head_stride()),
-            strides(args.v.row_stride(), args.v.head_stride()),
-            strides(args.o.row_stride(), args.o.head_stride()),
-            strides(args.g.row_stride(), args.g.head_stride()),
-            strides(args.beta.row_stride(), args.beta.head_stride()),
-        ],
+        strides: all_strides([&args.q, &args.k, &args.v], &args.o, [&args.g, &args.beta]),
         initial_slot: initial_slot.cast_signed(),
         last_slot: last_slot.cast_signed(),
         recur: Side::default(),
@@ -173,7 +166,7 @@ pub(crate) fn prefill(device: &Device, args: Prefill<'_>, workspace: &Workspace<
         scale: args.scale,
         key_heads: args.shape.key_heads().cast_signed(),
         value_heads: args.shape.value_heads().cast_signed(),
-        flags: flags.into_iter().filter(|(_, set)| *set).map(|(flag, _)| flag).sum(),
+        flags: union(flags),
         every: args.every().max(1).cast_signed(),
         recur_segments: 0,
         intra_segments: 0,
@@ -233,14 +226,7 @@ fn decode_params(args: &CheckedDecode<'_>) -> DecodeParams {
         pool: args.pool.address(),
         cu_seqlens: args.cu_seqlens.address(),
         slots: args.slots.address(),
-        strides: [
-            strides(args.q.row_stride(), args.q.head_stride()),
-            strides(args.k.row_stride(), args.k.head_stride()),
-            strides(args.v.row_stride(), args.v.head_stride()),
-            strides(args.o.row_stride(), args.o.head_stride()),
-            strides(args.g.row_stride(), args.g.head_stride()),
-            strides(args.beta.row_stride(), args.beta.head_stride()),
-        ],
+        strides: all_strides([&args.q, &args.k, &args.v], &args.o, [&args.g, &args.beta]),
         pool_slot: args.pool.row_stride().cast_signed(),
         tokens: args.q.rows().cast_signed(),
         pool_slots: args.pool.rows().cast_signed(),
@@ -249,7 +235,7 @@ fn decode_params(args: &CheckedDecode<'_>) -> DecodeParams {
         sequences: args.slots.len() as i32,
         key_heads: args.shape.key_heads().cast_signed(),
         value_heads: args.shape.value_heads().cast_signed(),
-        flags: flags.into_iter().filter(|(_, set)| *set).map(|(flag, _)| flag).sum(),
+        flags: union(flags),
         reserved: 0,
     }
 }
@@ -391,8 +377,16 @@ fn element(dtype: Dtype) -> Element {
     if dtype == Dtype::F16 { Element::Fp16 } else { Element::Bf16 }
 }
 
-fn strides(token: u64, head: u64) -> Strides {
-    Strides { token: token.cast_signed(), head: head.cast_signed() }
+/// Of q, k, v, o, g and beta, in the order of both kernels' structs.
+fn all_strides([q, k, v]: [&Tensor<'_>; 3], o: &TensorMut<'_>, [g, beta]: [&Tensor<'_>; 2]) -> [Strides; 6] {
+    let strides = |token: u64, head: u64| Strides { token: token.cast_signed(), head: head.cast_signed() };
+    let read = |tensor: &Tensor<'_>| strides(tensor.row_stride(), tensor.head_stride());
+    [read(q), read(k), read(v), strides(o.row_stride(), o.head_stride()), read(g), read(beta)]
+}
+
+/// The flags that are set.
+fn union<const N: usize>(flags: [(i32, bool); N]) -> i32 {
+    flags.into_iter().filter(|(_, set)| *set).map(|(flag, _)| flag).sum()
 }
 
 #[cfg(test)]
