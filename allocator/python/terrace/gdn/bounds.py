@@ -23,13 +23,12 @@ _lock = threading.Lock()
 
 
 class Bounds:
-    """The borders of N sequences: N + 1 numbers on the host, and where the tensors are once asked for."""
+    """The borders of N sequences on the host: N + 1 numbers, the first 0."""
 
     def __init__(self, host: torch.Tensor):
         """`host`: int64 [N + 1], contiguous, on the CPU."""
         self.host = host
         self.sequences = host.numel() - 1
-        self._int32: dict[torch.device, torch.Tensor] = {}
 
     def longest(self) -> int:
         """Tokens of the longest sequence; 0 if there is none."""
@@ -39,9 +38,10 @@ class Bounds:
         """Chunks of 64 tokens of all sequences."""
         return int((self.host.diff() + 63).div(64, rounding_mode="floor").sum())
 
-    def int32(self, device: torch.device) -> torch.Tensor:
-        """The borders in int32 on a device."""
-        return _kept(self._int32, device, lambda: self.host.to(device, torch.int32))
+
+def equal(batch: int, tokens: int) -> Bounds:
+    """The bounds of `batch` sequences of as many tokens each."""
+    return Bounds(torch.arange(batch + 1, dtype=torch.int64) * tokens)
 
 
 def packed(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None) -> Bounds:
@@ -56,8 +56,6 @@ def packed(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None) -> Bou
                 f"cu_seqlens_cpu has {cu_seqlens_cpu.numel()} entries and cu_seqlens has {cu_seqlens.numel()}; both are the same numbers"
             )
         return Bounds(_int64(cu_seqlens_cpu))
-    if cu_seqlens.device.type == "cpu":
-        return Bounds(_int64(cu_seqlens))
     state = _state(cu_seqlens)
     with _lock:
         known = _known.get(cu_seqlens)
@@ -74,42 +72,29 @@ def packed(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None) -> Bou
     return bounds
 
 
-_equal: dict[tuple[int, int], Bounds] = {}
+_steps: dict[tuple[torch.device, int, int], torch.Tensor] = {}
 
 
-def equal(batch: int, tokens: int) -> Bounds:
-    """The bounds of `batch` sequences of as many tokens each."""
+def steps(count: int, stride: int, device: torch.device) -> torch.Tensor:
+    """0, stride, 2 stride, ..., `count` numbers in int32 on a device: the borders of equal sequences, or slots.
 
-    def make() -> Bounds:
-        return Bounds(torch.arange(batch + 1, dtype=torch.int64) * tokens)
-
-    # Prompts come in all lengths: what is cheap to make is only kept for steps of decoding, where it holds device tensors.
-    return _kept(_equal, (batch, tokens), make) if tokens <= 8 else make()
-
-
-_slots: dict[tuple[torch.device, int], torch.Tensor] = {}
-
-
-def slots(count: int, device: torch.device) -> torch.Tensor:
-    """0, 1, 2, ... in int32 on a device."""
-    return _kept(_slots, (device, count), lambda: torch.arange(count, dtype=torch.int32, device=device))
+    Each is made once and copied from the host, which waits for that copy, so that every stream may read it. It is never dropped:
+    a captured graph reads it at every replay. What is made inside a capture belongs to that graph, and has its numbers only once
+    the graph runs, so it is not kept."""
+    key = (device, count, stride)
+    found = _steps.get(key)
+    if found is None:
+        if capturing(device):
+            return torch.arange(count, dtype=torch.int32, device=device) * stride
+        found = (torch.arange(count, dtype=torch.int32) * stride).to(device)
+        with _lock:
+            found = _steps.setdefault(key, found)
+    return found
 
 
 def capturing(device: torch.device) -> bool:
     """Whether the current stream of that device is in a graph's capture."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _kept(memo: dict, key, make):
-    """`memo[key]`, made at first. What is here is never dropped: a captured graph reads these small tensors at every replay.
-    What is made inside a capture is the graph's: its numbers are there only once the graph ran, so it is not kept."""
-    found = memo.get(key)
-    if found is None:
-        found = make()
-        if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
-            with _lock:
-                found = memo.setdefault(key, found)
-    return found
 
 
 def _state(tensor: torch.Tensor) -> tuple:
