@@ -1,0 +1,139 @@
+"""The page of results: one Markdown text from what the jobs left."""
+
+import statistics
+import subprocess
+import time
+
+import measure
+
+NAMES = {"default": "default", "expandable": "expandable segments", "terrace": "Terrace, recording", "terrace, loaded": "Terrace, plans loaded"}
+
+
+def heading(command, commit, device):
+    import torch
+
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    if device == "cpu":
+        return f"Dry run, nothing measured. Command: {command}, {day}, commit {commit}; torch {torch.__version__}"
+    name, driver = smi("name"), smi("driver_version")
+    return f"Command: {command}, {day}, commit {commit}; {name}, driver {driver}, torch {torch.__version__}"
+
+
+def smi(what, *options):
+    """What nvidia-smi says about the first GPU: a whole number where it is one."""
+    command = ["nvidia-smi", f"--query-gpu={what}", f"--format={','.join(['csv', 'noheader', *options])}", "-i", "0"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return 0 if "nounits" in options else "unknown"
+    return int(found) if found.isdigit() else found
+
+
+def text(title, checks, results, missing, args):
+    tuned = _part(results, "tune")
+    versions = "".join(f", {n} {v}" for n, v in tuned.get("versions", {}).items())
+    parts = [title + versions + ".", checks.line() if checks.rows else "Checks: none yet."]
+    parts += [f"{name}: not measured: {why}." for name, why in missing.items()]
+    if tuned.get("weights"):
+        parts.append(f"{args.layers} layers of 27B geometry with head, {mib(tuned['weights'])} MiB of random weights in bf16; rule from {tuned.get('rule')}.")
+    parts += [_workload(results, name) for name in ("mixed", "chat")]
+    parts += [_kinds(results), _planned(results), _ranks(results), _checks(checks), _times(results)]
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def _workload(results, name):
+    rows, digests = [], {}
+    for suffix, shown in NAMES.items():
+        r = _part(results, f"{name} {suffix}")
+        if not r.get("last"):
+            continue
+        last, weights = r["last"], r["weights"]
+        baseline = results[f"{name} {suffix}"]["baseline"]
+        reserved = last["peak_reserved"]
+        live = last.get("peak_live")
+        digest = digests.setdefault(r["digests"][-1], len(digests) + 1)
+        rows.append([shown, mib(reserved), mib(reserved - weights), mib(r["device_peak"] - baseline), mib(live - weights) if live else "",
+                     f"{round_ms(r, 'host_ms'):.1f}", f"{round_ms(r, 'cpu_ms'):.1f}", r["forwards"], f"{digest} ({r['digests'][-1][:8]})"])  # fmt: skip
+    if not rows:
+        return ""
+    head = ["allocator", "reserved MiB", "beyond weights", "device MiB", "peak live beyond weights", "host ms a round", "CPU ms a round",
+            "forwards", "outputs"]  # fmt: skip
+    what = {"mixed": "12 prefills of mixed length, each with a fresh cache", "chat": "Five turns on one growing cache, 8 decodes each"}[name]
+    text = [
+        f"## {name}\n\n{what}. Device: what the process takes of the GPU, context and kernels included. Host: wall clock of the calls of a round "
+        f"before anything waits for the device, medians by kind of step; CPU: the thread's own time in it.",
+        measure.table(head, rows),
+    ]
+    stats = _part(results, f"{name} terrace").get("stats")
+    if stats and stats["lower_bound"]:
+        text.append(
+            f"Plans: arena {mib(stats['arena'])} MiB, {stats['arena'] / stats['lower_bound']:.4f} of the planned peak live; hits "
+            f"{stats['hits_warm']} of {stats['replay_allocs_warm']} for keys seen twice; {stats['steps_on_script']} of {stats['steps']} steps exactly as "
+            f"planned; {stats['plans']} plans, {stats['plan_ns'] / 1e6:.0f} ms for all of them; overflow at most {mib(stats['overflow_peak'])} MiB."
+        )
+    return "\n\n".join(text)
+
+
+def _kinds(results):
+    r = _part(results, "kinds")
+    rows = r.get("rows", {})
+    if "Terrace" not in rows:
+        return ""
+    tokens = r["job"]["tokens"]
+    body = [[kind, *(mib(rows[n]["peaks"].get(kind, 0)) for n in ("FLA", "Terrace"))] for kind in rows["FLA"]["peaks"]]
+    body.append(["**whole forward**", *(mib(rows[n]["whole"]) for n in ("FLA", "Terrace"))])
+    body.append(["reserved, with weights", *(mib(rows[n]["reserved"]) for n in ("FLA", "Terrace"))])
+    error = f" Outputs differ by {r['error']:.1e} (RMS of the difference over RMS, last 4096 tokens)." if "error" in r else ""
+    return (
+        f"## One prefill of {tokens:,} tokens, by kind of layer\n\nMost bytes alive beyond weights while a layer of that kind runs, MiB, PyTorch's "
+        f"default allocator.{error}\n\n" + measure.table(["while in", "FLA's rule", "Terrace's rule"], body)
+    )
+
+
+def _planned(results):
+    r = _part(results, "planned")
+    arenas = r.get("arenas", {})
+    if not arenas.get("FLA"):
+        return ""
+    body = [[n, mib(arenas[n])] for n in ("FLA", "Terrace") if n in arenas]
+    return f"## The arena of that prefill\n\n{measure.table(['rule', 'arena MiB'], body)}"
+
+
+def _ranks(results):
+    rows = []
+    for name in ("ranks", "ranks, loaded"):
+        for part in results.get(name, {}).get("parts", []):
+            stats = part.get("figures", {}).get("stats")
+            if stats:
+                share = f"{stats['hits']} of {stats['replay_allocs']}"
+                rows.append([f"{name}, rank {part['rank']}", mib(stats["arena"]), stats["plans"], share, part["plan"], part["digests"][-1][:8]])
+    if not rows:
+        return ""
+    head = ["process", "arena MiB", "plans made", "hits", "plan file, bytes", "outputs"]
+    return f"## Two processes on one device (torchrun), each with its own reservation and plan file\n\n{measure.table(head, rows)}"
+
+
+def _checks(checks):
+    if not checks.rows:
+        return ""
+    rows = [["ok" if r["ok"] else "**FAILED**", r["check"], r["detail"]] for r in checks.rows]
+    return "## Checks\n\n" + measure.table(["", "check", "found"], rows)
+
+
+def _times(results):
+    return "Seconds: " + ", ".join(f"{name} {r['seconds']:.0f}" for name, r in results.items()) + "."
+
+
+def round_ms(result, what):
+    """Milliseconds of a round: the median of each key, as often as it comes."""
+    rounds = max(1, result["job"]["timed"])
+    return sum(statistics.median(ms) * len(ms) / rounds for ms in result[what].values() if ms)
+
+
+def mib(n):
+    return f"{n / 2**20:,.0f}" if abs(n) >= 100 << 20 else f"{n / 2**20:.1f}"
+
+
+def _part(results, name):
+    parts = results.get(name, {}).get("parts") or [{}]
+    return parts[0]
