@@ -29,7 +29,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("libloading::", &["kernels/src/compile.rs"]),
     ("parking_lot::", &["allocator/src/allocator.rs", "allocator/src/fake.rs"]),
     ("petgraph::", &["planner/src/graph.rs"]),
-    ("pyo3::", &["allocator/python/src/lib.rs"]),
+    ("pyo3::", &["allocator/python/src/lib.rs", "allocator/python/src/device.rs", "allocator/python/src/files.rs"]),
     ("rayon::", &["kernels/src/cpu.rs", "kernels/src/cpu/decode.rs"]),
     ("sha2::", &["profiles/src/codec.rs", "kernels/src/cache.rs"]),
     ("tempfile::", &["planner/src/cli/output.rs"]),
