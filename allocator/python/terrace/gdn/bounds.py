@@ -13,6 +13,7 @@ a tensor anew, in place, passes `cu_seqlens_cpu` too.
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import torch
@@ -39,6 +40,7 @@ class Bounds:
         return int((self.host.diff() + 63).div(64, rounding_mode="floor").sum())
 
 
+@functools.lru_cache(maxsize=64)
 def equal(batch: int, tokens: int) -> Bounds:
     """The bounds of `batch` sequences of as many tokens each."""
     return Bounds(torch.arange(batch + 1, dtype=torch.int64) * tokens)

@@ -155,7 +155,8 @@ def _check(named):
     kinds = (torch.bfloat16, torch.float16) if q.is_cuda else tuple(_DTYPES)
     for name in ("q", "k", "v"):
         if named[name].dtype != q.dtype or q.dtype not in kinds:
-            raise TypeError(f"{name} is {named[name].dtype} and q is {q.dtype}; expected one of {', '.join(map(str, kinds))} for q, k and v")
+            served = ", ".join(map(str, kinds))
+            raise TypeError(f"{name} is {named[name].dtype} and q is {q.dtype}; expected one of {served} for q, k and v")
     for name in ("g", "beta"):
         if named[name].dtype not in (torch.float32, q.dtype):
             raise TypeError(f"{name} is {named[name].dtype}; expected torch.float32 or the type of q, {q.dtype}")
