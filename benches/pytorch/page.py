@@ -6,7 +6,21 @@ import time
 
 import measure
 
-NAMES = {"default": "default", "expandable": "expandable segments", "terrace": "Terrace, recording", "terrace, loaded": "Terrace, plans loaded"}
+NAMES = {
+    "default": "default",
+    "expandable": "expandable segments",
+    "terrace": "Terrace, recording",
+    "terrace, loaded": "Terrace, plans loaded",
+}
+WHAT = {
+    "mixed": "12 prefills of mixed length, each with a fresh cache.",
+    "chat": "Five turns on one growing cache, 8 decodes each.",
+}
+COLUMNS = (
+    "Device: what the process takes of the GPU beyond an idle CUDA context. Host: wall clock of the calls of a round before anything waits for "
+    "the device, medians by kind of step; CPU: the thread's own time in it. The recording run's reservation is ample on purpose; the loaded "
+    "one's is the arena, what was seen outside of it, and 128 MiB."
+)
 
 
 def heading(command, commit, device):
@@ -19,14 +33,13 @@ def heading(command, commit, device):
     return f"Command: {command}, {day}, commit {commit}; {name}, driver {driver}, torch {torch.__version__}"
 
 
-def smi(what, *options):
-    """What nvidia-smi says about the first GPU: a whole number where it is one."""
-    command = ["nvidia-smi", f"--query-gpu={what}", f"--format={','.join(['csv', 'noheader', *options])}", "-i", "0"]
+def smi(what):
+    """What nvidia-smi says about the first GPU: asking PyTorch would take memory of it."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader", "-i", "0"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return 0 if "nounits" in options else "unknown"
-    return int(found) if found.isdigit() else found
+        return "unknown"
 
 
 def text(title, checks, results, missing, args):
@@ -35,41 +48,38 @@ def text(title, checks, results, missing, args):
     parts = [title + versions + ".", checks.line() if checks.rows else "Checks: none yet."]
     parts += [f"{name}: not measured: {why}." for name, why in missing.items()]
     if tuned.get("weights"):
-        parts.append(f"{args.layers} layers of 27B geometry with head, {mib(tuned['weights'])} MiB of random weights in bf16; rule from {tuned.get('rule')}.")
+        weights = f"{mib(tuned['weights'])} MiB of random weights in bf16"
+        parts.append(f"{args.layers} layers of 27B geometry with head, {weights}; rule from {tuned.get('rule')}.")
     parts += [_workload(results, name) for name in ("mixed", "chat")]
     parts += [_kinds(results), _planned(results), _ranks(results), _checks(checks), _times(results)]
     return "\n\n".join(p for p in parts if p) + "\n"
 
 
 def _workload(results, name):
-    rows, digests = [], {}
+    rows, digests, idle = [], {}, _part(results, "tune").get("idle", 0)
     for suffix, shown in NAMES.items():
         r = _part(results, f"{name} {suffix}")
         if not r.get("last"):
             continue
         last, weights = r["last"], r["weights"]
-        baseline = results[f"{name} {suffix}"]["baseline"]
         reserved = last["peak_reserved"]
         live = last.get("peak_live")
         digest = digests.setdefault(r["digests"][-1], len(digests) + 1)
-        rows.append([shown, mib(reserved), mib(reserved - weights), mib(r["device_peak"] - baseline), mib(live - weights) if live else "",
-                     f"{round_ms(r, 'host_ms'):.1f}", f"{round_ms(r, 'cpu_ms'):.1f}", r["forwards"], f"{digest} ({r['digests'][-1][:8]})"])  # fmt: skip
+        times = [f"{round_ms(r, what):.1f}" for what in ("host_ms", "cpu_ms")]
+        rows.append([shown, mib(reserved), mib(reserved - weights), mib(r["device_peak"] - idle), mib(live - weights) if live else "",
+                     *times, r["forwards"], f"{digest} ({r['digests'][-1][:8]})"])  # fmt: skip
     if not rows:
         return ""
     head = ["allocator", "reserved MiB", "beyond weights", "device MiB", "peak live beyond weights", "host ms a round", "CPU ms a round",
             "forwards", "outputs"]  # fmt: skip
-    what = {"mixed": "12 prefills of mixed length, each with a fresh cache", "chat": "Five turns on one growing cache, 8 decodes each"}[name]
-    text = [
-        f"## {name}\n\n{what}. Device: what the process takes of the GPU, context and kernels included. Host: wall clock of the calls of a round "
-        f"before anything waits for the device, medians by kind of step; CPU: the thread's own time in it.",
-        measure.table(head, rows),
-    ]
+    text = [f"## {name}\n\n{WHAT[name]} {COLUMNS}", measure.table(head, rows)]
     stats = _part(results, f"{name} terrace").get("stats")
     if stats and stats["lower_bound"]:
         text.append(
             f"Plans: arena {mib(stats['arena'])} MiB, {stats['arena'] / stats['lower_bound']:.4f} of the planned peak live; hits "
-            f"{stats['hits_warm']} of {stats['replay_allocs_warm']} for keys seen twice; {stats['steps_on_script']} of {stats['steps']} steps exactly as "
-            f"planned; {stats['plans']} plans, {stats['plan_ns'] / 1e6:.0f} ms for all of them; overflow at most {mib(stats['overflow_peak'])} MiB."
+            f"{stats['hits_warm']} of {stats['replay_allocs_warm']} for keys seen twice; {stats['steps_on_script']} of {stats['steps']} steps "
+            f"exactly as planned; {stats['plans']} plans, {stats['plan_ns'] / 1e6:.0f} ms for all of them; overflow at most "
+            f"{mib(stats['overflow_peak'])} MiB."
         )
     return "\n\n".join(text)
 

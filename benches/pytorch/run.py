@@ -36,6 +36,7 @@ LONG, LONG_TINY = 60_000, 300
 GIB = 1 << 30
 # Reservations while plans are recorded: ample, since requests of a step that is recorded are served outside of any plan.
 AMPLE = {"mixed": 48 * GIB, "chat": 32 * GIB, "planned": 96 * GIB, "ranks": 20 * GIB}
+AMPLE_TINY = GIB
 # What a reservation gets beyond the arena and what was seen outside of it, for the rounding and gaps of what is not planned.
 SLACK, SLACK_SHARE = 128 << 20, 0.02
 L2NORM = {"default_config": {"kwargs": {"BT": 32}, "num_warps": 8, "num_stages": 3, "num_ctas": 1}}
@@ -65,6 +66,10 @@ class Bench:
             json.dump(L2NORM, f)
         self.heading = page.heading("benches/pytorch/run.py " + shlex.join(sys.argv[1:]), measure.commit(), args.device)
 
+    def ample(self, section):
+        """Bytes of a reservation to record in."""
+        return AMPLE_TINY if self.args.tiny else AMPLE[section]
+
     def run(self, name, processes=1, **job):
         """What a job measured, or None if it did not end; why is on the page. Partial results stay in `results`."""
         left = self.end - time.monotonic()
@@ -77,12 +82,12 @@ class Bench:
         path, log = (os.path.join(self.work, f"{name}.{end}") for end in ("job", "log"))
         with open(path, "w") as f:
             json.dump({**common, **job}, f)
-        baseline, begin = device_used(self.args.device), time.monotonic()
+        begin = time.monotonic()
         print(f"== {name} ({left:.0f} s left)", flush=True)
         status = self._wait(path, log, processes, left, job.get("allocator", "default"))
         parts = [out] if processes == 1 else [f"{out}.{rank}" for rank in range(processes)]
         found = [_read(part) for part in parts]
-        self.results[name] = {"baseline": baseline, "seconds": time.monotonic() - begin, "parts": found}
+        self.results[name] = {"seconds": time.monotonic() - begin, "parts": found}
         if status == 0 and all(part.get("done") for part in found):
             self.publish()
             return found[0] if processes == 1 else found
@@ -143,7 +148,7 @@ def workload(bench, name):
     once = 1  # of rounds without timing
     base = bench.run(f"{name} default", allocator="default", forwards=once, **common)
     bench.run(f"{name} expandable", allocator="expandable", forwards=once, **common)
-    first = bench.run(f"{name} terrace", allocator="terrace", forwards=bench.args.forwards, budget=AMPLE[name], save=plan, **common)
+    first = bench.run(f"{name} terrace", allocator="terrace", forwards=bench.args.forwards, budget=bench.ample(name), save=plan, **common)
     if first is None:
         return
     needs = tight(first)
@@ -160,9 +165,10 @@ def tight(first):
 
 def check_workload(bench, name, base, first, fits):
     checks, dry = bench.checks, bench.args.device == "cpu"
-    digests = {d for other in bench.results if other.startswith(name + " ") for part in bench.results[other]["parts"] for d in part.get("digests", [])}
-    checks.add(f"{name}: outputs of all allocators are bitwise equal, first and last round", base is not None and len(digests) == 1,
-               f"{len(digests)} digest(s)")  # fmt: skip
+    parts = [part for job, result in bench.results.items() if job.startswith(f"{name} ") for part in result["parts"]]
+    digests = [digest for part in parts for digest in part.get("digests", [])]
+    checks.add(f"{name}: outputs of all allocators are bitwise equal, first and last round", base is not None and len(set(digests)) == 1,
+               f"{len(set(digests))} digest of {len(digests)} rounds in {len(parts)} processes")  # fmt: skip
     checks.add(f"{name}: {first['forwards']} forwards >= {bench.args.forwards}", first["forwards"] >= bench.args.forwards)
     if dry:
         return
@@ -196,7 +202,7 @@ def kinds(bench):
 
 
 def ranks(bench):
-    job = {"kind": "ranks", "budget": AMPLE["ranks"], "plan": os.path.join(bench.work, "ranks.plans"), "layers": 4,
+    job = {"kind": "ranks", "budget": bench.ample("ranks"), "plan": os.path.join(bench.work, "ranks.plans"), "layers": 4,
            "lengths": [20, 70] if bench.args.tiny else [1000, 4128]}  # fmt: skip
     first = bench.run("ranks", processes=2, allocator="terrace", rounds=4, load=False, **job)
     second = first and bench.run("ranks, loaded", processes=2, allocator="terrace", rounds=2, load=True, **job)
@@ -211,7 +217,8 @@ def ranks(bench):
 
 
 def planned(bench):
-    result = bench.run("planned", kind="kinds_planned", allocator="terrace", tokens=LONG_TINY if bench.args.tiny else LONG, budget=AMPLE["planned"])
+    tokens = LONG_TINY if bench.args.tiny else LONG
+    result = bench.run("planned", kind="kinds_planned", allocator="terrace", tokens=tokens, budget=bench.ample("planned"))
     if result and bench.args.device != "cpu":
         ours, fla = (result["arenas"][n] for n in ("Terrace", "FLA"))
         bench.checks.add("planned: the arena is smaller with ours", ours < fla, f"{ours} < {fla}")
@@ -219,13 +226,6 @@ def planned(bench):
 
 SECTION = {"tune": tune, "mixed": lambda b: workload(b, "mixed"), "chat": lambda b: workload(b, "chat"), "kinds": kinds, "ranks": ranks,
            "planned": planned}  # fmt: skip
-
-
-def device_used(device):
-    """Bytes taken of the first GPU, by anybody, before a job's process is there."""
-    if device == "cpu":
-        return 0
-    return page.smi("memory.used", "nounits") * 2**20
 
 
 def _read(path):

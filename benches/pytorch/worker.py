@@ -37,7 +37,10 @@ def main():
 
 
 def tune(job, publish):
-    """Compiles and tunes the kernels that the other processes then find on disk, with this device's default allocator."""
+    """Compiles and tunes the kernels that the other processes then find on disk, with PyTorch's allocator; and what an idle context takes."""
+    if job["device"] != "cpu":
+        free, total = torch.cuda.mem_get_info()
+        publish(idle=total - free)
     model = _model(job)
     for tokens in job["lengths"]:
         ids = model.inputs([models.Step("prefill", tokens, True)])[0]

@@ -1,11 +1,14 @@
 """The gated delta rule on the CPU: values against float64, what is accepted, and what is refused with which words."""
 
 import importlib.util
+import pathlib
+import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import gdn_reference as reference  # noqa: E402
 from terrace import gdn  # noqa: E402
 from terrace.gdn import bounds, library, rule  # noqa: E402

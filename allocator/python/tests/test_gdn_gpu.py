@@ -1,9 +1,13 @@
 """The gated delta rule on a CUDA device: values, streams, graphs, and what it waits for and allocates."""
 
+import pathlib
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import gdn_reference as reference  # noqa: E402
 from terrace import gdn  # noqa: E402
 from terrace.gdn import library, rule  # noqa: E402
