@@ -236,8 +236,8 @@ terrace_status terrace_torch_device(int ordinal, terrace_device **out);
 /* alloc_fn. NULL for 0 bytes only. Throws; if the budget is spent, a text that begins with "CUDA out of memory". */
 void *terrace_torch_malloc(size_t size, int device, void *stream);
 
-/* alloc_fn of a torch.cuda.MemPool. PyTorch's own allocator asks for segments there, and takes NULL for a refusal: it frees what it
- * caches and asks again. Never throws; terrace_last_error() has the report. */
+/* alloc_fn of a torch.cuda.MemPool. PyTorch's own allocator asks for segments there, and takes NULL for a refusal, which it raises as
+ * its own. Never throws; terrace_last_error() has the report. */
 void *terrace_torch_try_malloc(size_t size, int device, void *stream);
 
 /* Throws an exception of its own with that text, such as the c10::OutOfMemoryError of the PyTorch that it was compiled against. One

@@ -78,7 +78,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
             skip(f"there is no {name}, of the wheels nvidia-cuda-runtime and nvidia-cuda-crt", "REQUIRE_TORCH")
     library = tmp_path_factory.mktemp("fake") / "libcuda.so.1"
     include = [f"-I{folder}" for folder in headers.values()]
-    sources = [str(HERE / "fake" / name) for name in ("cuda.cc", "driver.cc")]
+    sources = [str(HERE / "fake" / name) for name in ("cuda.cc", "driver.cc", "blas.cc")]
     subprocess.run(
         [str(compiler), "-std=c++17", "-O1", "-Wall", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *include, *sources, "-o", str(library)],
         check=True,

@@ -112,8 +112,8 @@ pub unsafe extern "C-unwind" fn terrace_torch_malloc(size: usize, ordinal: c_int
     }
 }
 
-/// `alloc_fn` of a `torch.cuda.MemPool`, where PyTorch's own allocator asks, takes null for a refusal, frees what it caches and asks
-/// again. The text of a refusal is in `terrace_last_error`.
+/// `alloc_fn` of a `torch.cuda.MemPool`, where PyTorch's own allocator asks for segments, takes null for a refusal and raises that as its
+/// own. The text of a refusal is in `terrace_last_error`.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_torch_try_malloc(size: usize, ordinal: c_int, on: *mut c_void) -> *mut c_void {
     match serve(size, ordinal, on) {

@@ -3,10 +3,10 @@
 // errors. So does the allocator's own CUDA backing. Kernels are the one thing that does not run: a launch does nothing, so values on
 // these devices mean nothing unless they were copied. Every stream is done at once, and a captured graph is an empty object.
 //
-//     g++ -shared -fPIC -Wl,-soname,libcuda.so.1 -I HEADERS cuda.cc driver.cc -o libcuda.so.1      (conftest.py does it)
+//     g++ -shared -fPIC -Wl,-soname,libcuda.so.1 -I HEADERS *.cc -o libcuda.so.1      (conftest.py does it)
 //     LD_PRELOAD=./libcuda.so.1 python ...
 //
-// This file is the runtime, which PyTorch calls; driver.cc is the driver, which the allocator calls. The headers are those of the wheels
+// This file is the runtime, which PyTorch calls; driver.cc the driver, which the allocator calls; blas.cc some of cuBLAS. The headers are those of the wheels
 // nvidia-cuda-runtime and nvidia-cuda-crt.
 
 #include <cuda_runtime_api.h>
