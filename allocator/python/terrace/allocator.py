@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Literal
 
@@ -120,7 +120,9 @@ def _open(backing: Backing, ordinal: int, budget: Budget, patience: int, most_ke
     total = memory[0] if memory else None
     size = bytes_of(budget, total)
     if total is not None and size > total:
-        raise ValueError(f"budget is {spelled(size)}, more than the {spelled(total)} of device {ordinal}; give less, or a share such as 0.9")
+        raise ValueError(
+            f"budget is {spelled(size)}, more than the {spelled(total)} of device {ordinal}; give less, or a share such as 0.9"
+        )
     return Device(backing, size, ordinal=ordinal, patience=patience, most_keys=most_keys, debug=debug)
 
 
@@ -300,5 +302,3 @@ class Allocator:
         name = self.tag if tag is None else tag
         # Another PyTorch asks for other workspaces.
         return here, f"{name} torch {self._torch.__version__}" if self._torch else name
-
-

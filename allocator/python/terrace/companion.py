@@ -52,7 +52,7 @@ def folder() -> Path:
 
 
 def _built(torch: ModuleType) -> Path:
-    root = Path(torch.__file__).parent
+    root = Path(torch.__file__ or "").parent
     abi = int(torch.compiled_with_cxx11_abi())
     told = hashlib.sha256(f"{torch.__version__} {torch.version.git_version} {root} {abi} {sysconfig.get_platform()} {_SOURCE}".encode())
     library = folder() / f"companion-{told.hexdigest()[:16]}.so"
@@ -67,7 +67,16 @@ def _built(torch: ModuleType) -> Path:
         source.write_text(_SOURCE)
         include = [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
         link = [f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]
-        command = [compiler, "-std=c++17", "-O1", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *include, str(source)]
+        command = [
+            compiler,
+            "-std=c++17",
+            "-O1",
+            "-fPIC",
+            "-shared",
+            f"-D_GLIBCXX_USE_CXX11_ABI={abi}",
+            *include,
+            str(source),
+        ]
         run = subprocess.run([*command, "-o", str(made), *link], capture_output=True, text=True, timeout=120, check=False)
         if run.returncode != 0:
             raise OSError(f"{compiler} refused: {run.stderr.strip().splitlines()[0] if run.stderr.strip() else 'without a word'}")

@@ -43,7 +43,15 @@ def examine(budget: str | None = None) -> list[Finding]:
     except InstallError as refused:
         findings.append(Finding("torch", "problem", str(refused), "install a torch for CUDA that is new enough"))
         return findings + [_device(None), _settings(), _ipc()]
-    checks: list[Callable[[ModuleType], Finding]] = [_version, _hooks, _started, _out_of_memory, _benchmark, _compiled, _pools]
+    checks: list[Callable[[ModuleType], Finding]] = [
+        _version,
+        _hooks,
+        _started,
+        _out_of_memory,
+        _benchmark,
+        _compiled,
+        _pools,
+    ]
     return findings + [check(torch) for check in checks] + [_device(budget), _settings(), _ipc()]
 
 
@@ -118,7 +126,12 @@ def _device(budget: str | None) -> Finding:
     if budget is not None:
         wanted = bytes_of(float(budget) if budget.replace(".", "", 1).isdigit() and float(budget) <= 1 else budget, total)
         if wanted > free:
-            return Finding("device", "problem", found, f"a budget of {spelled(wanted)} is more than is free: give less, or end what holds it")
+            return Finding(
+                "device",
+                "problem",
+                found,
+                f"a budget of {spelled(wanted)} is more than is free: give less, or end what holds it",
+            )
     return Finding("device", "ok", found)
 
 

@@ -100,9 +100,7 @@ def _recorded(torch: ModuleType, device: int | None, max_events: int, recording:
         raise TerraceError(f"device {ordinal} was asked for nothing inside the block; nothing was written")
     if len(trace) >= max_events:
         raise TerraceError(f"PyTorch kept {max_events} events and lost those before; record less, or raise max_events")
-    marks = [
-        {"name": f"ProfilerStep {name}", "stage": stage, "device": ordinal, "time_us": at} for at, name, stage in recording._marks
-    ]
+    marks = [{"name": f"ProfilerStep {name}", "stage": stage, "device": ordinal, "time_us": at} for at, name, stage in recording._marks]
     told["external_annotations"] = list(told.get("external_annotations", [])) + marks
     with tempfile.TemporaryDirectory() as folder:
         pickled = os.path.join(folder, f"{_name(recording.path)}.pickle")

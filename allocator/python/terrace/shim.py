@@ -82,7 +82,12 @@ def memory_stats(device: Device | None) -> dict[str, Any]:
 
     def live(unit: str, beside: int = 0) -> dict[str, int]:
         now, peak = usage["now"][unit] + beside, usage["peak"][unit]
-        return {"current": now, "peak": max(now, peak), "allocated": usage["served"][unit], "freed": usage["freed"][unit]}
+        return {
+            "current": now,
+            "peak": max(now, peak),
+            "allocated": usage["served"][unit],
+            "freed": usage["freed"][unit],
+        }
 
     def held(amount: int) -> dict[str, int]:
         return {"current": amount, "peak": amount, "allocated": amount, "freed": 0}

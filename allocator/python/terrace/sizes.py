@@ -9,7 +9,7 @@ from typing import Union
 Budget = Union[int, float, str]
 """Bytes; or a text such as ``"20GiB"``; or a share of the card's memory, such as ``0.9``."""
 
-Key = Union[str, bytes, int, float, bool, None, enum.Enum, tuple]
+Key = Union[str, bytes, int, float, bool, None, enum.Enum, "tuple[Key, ...]"]
 """What a kind of forward is called: texts, numbers, enumerations, and tuples of them."""
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -66,12 +66,17 @@ def key_bytes(key: Key) -> bytes:
 
 
 def _spell(part: object, key: object, hint: str) -> str:
-    if part is None or isinstance(part, (bool, int, float, str)) and not isinstance(part, enum.Enum):
-        # Their own classes may spell themselves otherwise.
-        base = next(kind for kind in (bool, int, float, str, type(None)) if isinstance(part, kind))
-        return repr(part) if base is bool or part is None else base.__repr__(part)
     if isinstance(part, enum.Enum):
         return f"{type(part).__name__}.{part.name}"
+    if part is None or isinstance(part, bool):
+        return repr(part)
+    # Classes of the caller's own may spell themselves otherwise.
+    if isinstance(part, int):
+        return int.__repr__(part)
+    if isinstance(part, float):
+        return float.__repr__(part)
+    if isinstance(part, str):
+        return str.__repr__(part)
     if isinstance(part, tuple):
         inner = ", ".join(_spell(item, key, hint) for item in part)
         return f"({inner},)" if len(part) == 1 else f"({inner})"

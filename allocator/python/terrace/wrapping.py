@@ -30,7 +30,8 @@ def wrap(model: Model, key: Key | Callable[..., Key] = None) -> Model:
     if forward is None:
         if not callable(model):
             raise TypeError(f"a {type(model).__name__} has no forward and cannot be called; wrap a module or a function")
-        return _stepped(model, key, getattr(model, "__name__", type(model).__name__))
+        stepped: Model = _stepped(model, key, getattr(model, "__name__", type(model).__name__))
+        return stepped
     if hasattr(model, _MARK):
         raise InstallError(f"this {type(model).__name__} is wrapped already; call terrace.unwrap(model) first")
     setattr(model, _MARK, forward)

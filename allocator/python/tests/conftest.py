@@ -72,7 +72,10 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
         skip("there is no g++ to build tests/fake with", "REQUIRE_TORCH")
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(root) for root in spec.submodule_search_locations] if spec and spec.submodule_search_locations else []
-    headers = {name: next((found.parents[name.count("/")] for root in roots for found in root.rglob(name)), None) for name in ("cuda_runtime_api.h", "crt/host_defines.h")}
+    headers = {
+        name: next((found.parents[name.count("/")] for root in roots for found in root.rglob(name)), None)
+        for name in ("cuda_runtime_api.h", "crt/host_defines.h")
+    }
     for name, folder in headers.items():
         if folder is None:
             skip(f"there is no {name}, of the wheels nvidia-cuda-runtime and nvidia-cuda-crt", "REQUIRE_TORCH")
@@ -80,7 +83,19 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     include = [f"-I{folder}" for folder in headers.values()]
     sources = [str(HERE / "fake" / name) for name in ("cuda.cc", "driver.cc", "blas.cc")]
     subprocess.run(
-        [str(compiler), "-std=c++17", "-O1", "-Wall", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *include, *sources, "-o", str(library)],
+        [
+            str(compiler),
+            "-std=c++17",
+            "-O1",
+            "-Wall",
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libcuda.so.1",
+            *include,
+            *sources,
+            "-o",
+            str(library),
+        ],
         check=True,
     )
     return library
@@ -123,7 +138,14 @@ def on_gpu(cache: Path) -> Child:
     return functools.partial(call, "gpu", cache, None)
 
 
-def call(place: str, cache: Path, fake: Path | None, function: Callable[..., Any], *arguments: Any, env: dict[str, str] | None = None) -> Any:
+def call(
+    place: str,
+    cache: Path,
+    fake: Path | None,
+    function: Callable[..., Any],
+    *arguments: Any,
+    env: dict[str, str] | None = None,
+) -> Any:
     """What the function returned; its process must end well."""
     done = run(place, cache, fake, [sys.executable], function, *arguments, env=env)
     assert done.returncode == 0, f"{function.__name__} on {place}: status {done.returncode}\n{done.stdout}{done.stderr}"
@@ -133,7 +155,13 @@ def call(place: str, cache: Path, fake: Path | None, function: Callable[..., Any
 
 
 def run(
-    place: str, cache: Path, fake: Path | None, python: list[str], function: Callable[..., Any], *arguments: Any, env: dict[str, str] | None = None
+    place: str,
+    cache: Path,
+    fake: Path | None,
+    python: list[str],
+    function: Callable[..., Any],
+    *arguments: Any,
+    env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The function's process, however it ended."""
     preload = {"LD_PRELOAD": str(fake)} if fake is not None else {}

@@ -62,7 +62,19 @@ def test_the_same_as_json(child):
     told = json.loads(text)
     assert (status, told["problems"]) == (0, 0)
     names = [finding["name"] for finding in told["findings"]]
-    assert names == ["terrace", "torch", "hooks", "CUDA", "out of memory", "cudnn.benchmark", "torch.compile", "MemPool", "device", "settings", "IPC"]
+    assert names == [
+        "terrace",
+        "torch",
+        "hooks",
+        "CUDA",
+        "out of memory",
+        "cudnn.benchmark",
+        "torch.compile",
+        "MemPool",
+        "device",
+        "settings",
+        "IPC",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +90,20 @@ def test_the_same_as_json(child):
         (["torch_memory_saver"], {}, "MemPool", "problem", "use mode='pool'"),
         ([], {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}, "MemPool", "problem", "use mode='pool'"),
         ([], {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "settings", "note", "mode='pool' refuses it"),
-        ([], {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "settings", "problem", "unset PYTORCH_CUDA_ALLOC_CONF"),
-        ([], {"TERRACE_CACHE": "/nowhere/at/all", "PATH": "/nowhere", "CXX": ""}, "out of memory", "note", "install g++"),
+        (
+            [],
+            {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+            "settings",
+            "problem",
+            "unset PYTORCH_CUDA_ALLOC_CONF",
+        ),
+        (
+            [],
+            {"TERRACE_CACHE": "/nowhere/at/all", "PATH": "/nowhere", "CXX": ""},
+            "out of memory",
+            "note",
+            "install g++",
+        ),
         ([], {"LD_PRELOAD": ""}, "device", "problem", "nvidia-smi"),
     ],
 )

@@ -28,7 +28,13 @@ def after_cuda_started():
     import terrace
 
     kept = torch.arange(4, device="cuda")
-    refused(lambda: terrace.install("64MiB"), terrace.InstallError, "CUDA has started", "call terrace.install before", "mode='pool'")
+    refused(
+        lambda: terrace.install("64MiB"),
+        terrace.InstallError,
+        "CUDA has started",
+        "call terrace.install before",
+        "mode='pool'",
+    )
     # The process goes on, with PyTorch's own allocator.
     assert torch.cuda.memory_allocated() == 512
     del kept
@@ -79,7 +85,12 @@ def unsupported(version):
     import terrace
 
     torch.__version__ = version
-    refused(lambda: terrace.install("64MiB"), terrace.InstallError, f"torch {version} is not supported", "install 2.10 or newer")
+    refused(
+        lambda: terrace.install("64MiB"),
+        terrace.InstallError,
+        f"torch {version} is not supported",
+        "install 2.10 or newer",
+    )
     torch.__version__ = "2.11.0"
     torch.version.cuda, cuda = None, torch.version.cuda
     refused(lambda: terrace.install("64MiB"), terrace.InstallError, "built without CUDA", "backing='host'")
@@ -102,7 +113,12 @@ def without_torch():
     sys.modules["torch"] = None
     import terrace
 
-    refused(lambda: terrace.install("64MiB"), terrace.InstallError, "PyTorch cannot be imported", "install torch 2.10 or newer")
+    refused(
+        lambda: terrace.install("64MiB"),
+        terrace.InstallError,
+        "PyTorch cannot be imported",
+        "install torch 2.10 or newer",
+    )
     refused(terrace.snapshot, terrace.InstallError, "PyTorch cannot be imported")
 
 

@@ -33,16 +33,19 @@ def inside_a_step():
     import terrace
 
     alloc = terrace.install("64MiB")
+
+    def forward(tokens):
+        with alloc.step(("prefill", tokens)):
+            a = torch.empty(tokens * MIB // 4, dtype=torch.uint8, device="cuda")
+            b = torch.empty(tokens * MIB // 2, dtype=torch.uint8, device="cuda")
+            del a, b
+
     for tokens in (10, 100, 10, 10):
         raised = False
         try:
-            with alloc.step(("prefill", tokens)):
-                a = torch.empty(tokens * MIB // 4, dtype=torch.uint8, device="cuda")
-                b = torch.empty(tokens * MIB // 2, dtype=torch.uint8, device="cuda")
-                del a, b
+            forward(tokens)
         except torch.OutOfMemoryError:
             raised = True
-            a = b = None
         assert raised == (tokens == 100)
     assert alloc.stats()["steps_on_script"] == 2 and torch.cuda.memory_allocated() == 0
     with pytest.raises(torch.OutOfMemoryError), alloc.step("too much"):

@@ -69,6 +69,9 @@ def test_two_ranks_have_their_own_allocators_and_plans(request, place, cache, tm
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         (answer,) = [line for line in done.stdout.splitlines() if "ANSWER" in line]
         # The first run records once; after a restart every step is in plan.
-        expect = [[8 * MIB, 6 if restart else 4, 6 if restart else 4], [16 * MIB, 6 if restart else 4, 6 if restart else 4]]
+        expect = [
+            [8 * MIB, 6 if restart else 4, 6 if restart else 4],
+            [16 * MIB, 6 if restart else 4, 6 if restart else 4],
+        ]
         assert answer.endswith(f"ANSWER {expect}"), answer
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.plans", "rank-1.plans"]

@@ -47,7 +47,10 @@ def of_pytorchs_own_allocator(folder):
     assert torch.cuda.memory._snapshot()["device_traces"][0] == []
     with pytest.raises(terrace.TerraceError, match="was asked for nothing"), terrace.record(f"{folder}/none.profile"):
         pass
-    with pytest.raises(terrace.TerraceError, match="raise max_events"), terrace.record(f"{folder}/none.profile", max_events=3):
+    with (
+        pytest.raises(terrace.TerraceError, match="raise max_events"),
+        terrace.record(f"{folder}/none.profile", max_events=3),
+    ):
         forward()
     with pytest.raises(KeyError), terrace.record(f"{folder}/none.profile"):
         forward()

@@ -14,7 +14,6 @@ def names_of_the_caching_allocator():
 
 
 def names_of_ours():
-    import torch
 
     import terrace
 
@@ -25,10 +24,10 @@ def names_of_ours():
 def figures_follow_what_lives():
     import torch
 
-    import terrace
-
     # Imported before, as others do.
     from torch.cuda import max_memory_allocated, memory_allocated, memory_reserved, reset_peak_memory_stats
+
+    import terrace
 
     terrace.install("64MiB")
     torch.cuda.init()
@@ -37,7 +36,11 @@ def figures_follow_what_lives():
     b = torch.empty(1000, dtype=torch.uint8, device="cuda")
     assert memory_allocated() == torch.cuda.memory_allocated("cuda:0") == torch.accelerator.memory_allocated() == 3 * MIB + 1024
     del a
-    assert (memory_allocated(), max_memory_allocated(), torch.accelerator.max_memory_allocated()) == (1024, 3 * MIB + 1024, 3 * MIB + 1024)
+    assert (memory_allocated(), max_memory_allocated(), torch.accelerator.max_memory_allocated()) == (
+        1024,
+        3 * MIB + 1024,
+        3 * MIB + 1024,
+    )
     reset_peak_memory_stats()
     assert max_memory_allocated() == 1024
     c = torch.empty(MIB, dtype=torch.uint8, device="cuda")

@@ -13,7 +13,16 @@ class Phase(enum.Enum):
 
 @pytest.mark.parametrize(
     ("budget", "expect"),
-    [(4096, 4096), ("20GiB", 20 << 30), (" 512 MiB ", 512 << 20), ("1.5KiB", 1536), ("700", 700), ("7B", 7), (0.5, 500), (1.0, 1000)],
+    [
+        (4096, 4096),
+        ("20GiB", 20 << 30),
+        (" 512 MiB ", 512 << 20),
+        ("1.5KiB", 1536),
+        ("700", 700),
+        ("7B", 7),
+        (0.5, 500),
+        (1.0, 1000),
+    ],
 )
 def test_a_budget_is_bytes_a_text_or_a_share(budget, expect):
     assert bytes_of(budget, 1000) == expect

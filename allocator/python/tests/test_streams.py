@@ -68,9 +68,9 @@ def steps_on_several_streams():
 def a_graph_keeps_its_bytes():
     """T11: a captured graph, many eager steps of other shapes, then its replay."""
     import torch
+    from child import REAL
 
     import terrace
-    from child import REAL
 
     alloc = terrace.install("256MiB")
     given = torch.zeros(MIB, dtype=torch.float32, device="cuda")

@@ -55,7 +55,12 @@ def generation():
 
     alloc = terrace.install("512MiB")
     config = transformers.LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
     )
     model = transformers.LlamaForCausalLM(config).eval().cuda()
     terrace.wrap(model)
