@@ -20,29 +20,33 @@ TINY_TURNS, TINY_CHUNK, TINY_DECODES = [150, 50, 80, 70, 70], 70, 2
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One forward: its phase, its tokens, and whether it begins a conversation, with an empty cache."""
+    """One forward: its phase, its tokens, and how many are in the cache before it; 0 begins a conversation with an empty one."""
 
     phase: str
     tokens: int
-    fresh: bool
+    past: int = 0
 
     @property
     def key(self):
-        return (self.phase, self.tokens)
+        """What tells forwards apart that ask for different memory. Attention's mask and repeated keys are as long as the context, so it
+        is in there, rounded up to a power of two: under one key sizes then differ by less than a factor of two."""
+        return (self.phase, self.tokens, 1 << (self.past + self.tokens - 1).bit_length())
 
 
 def mixed(tiny):
     """Prefills of mixed length, each with a cache of its own that goes with the step."""
-    return [Step("prefill", tokens, True) for tokens in (TINY_MIXED if tiny else MIXED)]
+    return [Step("prefill", tokens) for tokens in (TINY_MIXED if tiny else MIXED)]
 
 
 def chat(tiny):
     """Five turns on one growing cache: chunks of the prompt, then one token at a time."""
     turns, chunk, decodes = (TINY_TURNS, TINY_CHUNK, TINY_DECODES) if tiny else (TURNS, CHUNK, DECODES)
-    steps = []
+    steps, past = [], 0
     for turn in turns:
-        steps += [Step("prefill", min(chunk, turn - at), not steps and at == 0) for at in range(0, turn, chunk)]
-        steps += [Step("decode", 1, False)] * decodes
+        lengths = [min(chunk, turn - at) for at in range(0, turn, chunk)]
+        for phase, tokens in [*(("prefill", n) for n in lengths), *[("decode", 1)] * decodes]:
+            steps.append(Step(phase, tokens, past))
+            past += tokens
     return steps
 
 

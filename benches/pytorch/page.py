@@ -17,9 +17,9 @@ WHAT = {
     "chat": "Five turns on one growing cache, 8 decodes each.",
 }
 COLUMNS = (
-    "Device: what the process takes of the GPU beyond an idle CUDA context. Host: wall clock of the calls of a round before anything waits for "
-    "the device, medians by kind of step; CPU: the thread's own time in it. The recording run's reservation is ample on purpose; the loaded "
-    "one's is the arena, what was seen outside of it, and 128 MiB."
+    "Device: what the process takes of the GPU beyond an idle CUDA context. Host: wall clock of the calls of a round before anything waits "
+    "for the device, medians by kind of step; CPU: the thread's own time in it. The recording run's reservation is ample on purpose; the "
+    "loaded one's is the arena, what was seen outside of it in a settled round, as much again as of that came and went, and 128 MiB."
 )
 
 
@@ -76,8 +76,8 @@ def _workload(results, name):
     stats = _part(results, f"{name} terrace").get("stats")
     if stats and stats["lower_bound"]:
         text.append(
-            f"Plans: arena {mib(stats['arena'])} MiB, {stats['arena'] / stats['lower_bound']:.4f} of the planned peak live; hits "
-            f"{stats['hits_warm']} of {stats['replay_allocs_warm']} for keys seen twice; {stats['steps_on_script']} of {stats['steps']} steps "
+            f"Plans: arena {mib(stats['arena'])} MiB, {stats['arena'] / stats['lower_bound']:.4f} of the planned peak live; "
+            f"hits {stats['hits_warm']} of {stats['replay_allocs_warm']} for keys seen twice; {stats['steps_on_script']} of {stats['steps']} steps "
             f"exactly as planned; {stats['plans']} plans, {stats['plan_ns'] / 1e6:.0f} ms for all of them; overflow at most "
             f"{mib(stats['overflow_peak'])} MiB."
         )
@@ -91,12 +91,13 @@ def _kinds(results):
         return ""
     tokens = r["job"]["tokens"]
     body = [[kind, *(mib(rows[n]["peaks"].get(kind, 0)) for n in ("FLA", "Terrace"))] for kind in rows["FLA"]["peaks"]]
+    body.append(["in a call of the rule, beyond its inputs", *(mib(rows[n]["rule"]) for n in ("FLA", "Terrace"))])
     body.append(["**whole forward**", *(mib(rows[n]["whole"]) for n in ("FLA", "Terrace"))])
     body.append(["reserved, with weights", *(mib(rows[n]["reserved"]) for n in ("FLA", "Terrace"))])
     error = f" Outputs differ by {r['error']:.1e} (RMS of the difference over RMS, last 4096 tokens)." if "error" in r else ""
     return (
-        f"## One prefill of {tokens:,} tokens, by kind of layer\n\nMost bytes alive beyond weights while a layer of that kind runs, MiB, PyTorch's "
-        f"default allocator.{error}\n\n" + measure.table(["while in", "FLA's rule", "Terrace's rule"], body)
+        f"## One prefill of {tokens:,} tokens, by kind of layer\n\nMost bytes alive beyond weights while a layer of that kind runs, MiB, "
+        f"PyTorch's default allocator.{error}\n\n" + measure.table(["while in", "FLA's rule", "Terrace's rule"], body)
     )
 
 
@@ -116,7 +117,8 @@ def _ranks(results):
             stats = part.get("figures", {}).get("stats")
             if stats:
                 share = f"{stats['hits']} of {stats['replay_allocs']}"
-                rows.append([f"{name}, rank {part['rank']}", mib(stats["arena"]), stats["plans"], share, part["plan"], part["digests"][-1][:8]])
+                plan, digest = part["plan"], part["digests"][-1][:8]
+                rows.append([f"{name}, rank {part['rank']}", mib(stats["arena"]), stats["plans"], share, plan, digest])
     if not rows:
         return ""
     head = ["process", "arena MiB", "plans made", "hits", "plan file, bytes", "outputs"]

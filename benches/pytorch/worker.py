@@ -7,6 +7,8 @@
 import contextlib
 import gc
 import hashlib
+import importlib.metadata
+import inspect
 import json
 import os
 import sys
@@ -37,13 +39,13 @@ def main():
 
 
 def tune(job, publish):
-    """Compiles and tunes the kernels that the other processes then find on disk, with PyTorch's allocator; and what an idle context takes."""
+    """Compiles and tunes the kernels that the other processes then find on disk, and says what an idle context takes."""
     if job["device"] != "cpu":
         free, total = torch.cuda.mem_get_info()
         publish(idle=total - free)
     model = _model(job)
     for tokens in job["lengths"]:
-        ids = model.inputs([models.Step("prefill", tokens, True)])[0]
+        ids = model.inputs([models.Step("prefill", tokens)])[0]
         for _ in range(2):
             cache = model.new_cache()
             _, logits = model.forward(ids, cache)
@@ -101,7 +103,7 @@ class Run:
         cache = tokens = None
         for step, ids in zip(self.steps, self.inputs, strict=True):
             ids = tokens if ids is None else ids
-            if step.fresh:
+            if step.past == 0:
                 cache = None
             _synchronize(self.job)
             wall, cpu = time.perf_counter(), time.thread_time()
@@ -147,7 +149,7 @@ def kinds(job, publish):
     """The peak of one long prefill by kind of layer, with FLA's rule and with ours, under PyTorch's allocator."""
     alloc = allocators.opened("default", job["device"])
     model = _model(job)
-    step = models.Step("prefill", job["tokens"], True)
+    step = models.Step("prefill", job["tokens"])
     ids = model.inputs([step])[0]
     rows, outputs = {}, {}
     for name in ("FLA", "Terrace"):
@@ -163,39 +165,48 @@ def kinds(job, publish):
 
 
 def _by_kind(job, alloc, model, ids):
-    """Bytes beyond what was there before, by kind, and of the whole; device time is not of interest here, host time is not taken."""
+    """Bytes beyond what was there before, by kind of layer and of the whole; and what the rule's calls took beyond their inputs."""
     native = job["device"] != "cpu"
     live = torch.cuda.memory_allocated if native else lambda: 0
     peak = torch.cuda.max_memory_allocated if native else lambda: 0
     restart = torch.cuda.reset_peak_memory_stats if native else lambda: None
-    peaks = {"elsewhere": 0}
-    base = live()
-    handles = []
+    peaks, base, handles = {"elsewhere": 0}, live(), []
 
     def mark(kind):
         """What peaked since the last mark was of that kind."""
         peaks[kind] = max(peaks.get(kind, 0), peak() - base)
         restart()
 
+    def rule(called):
+        def counted(*args, **kwargs):
+            mark("Gated DeltaNet")
+            before = live()
+            result = called(*args, **kwargs)
+            row["rule"] = max(row["rule"], peak() - before)
+            mark("Gated DeltaNet")
+            return result
+
+        return counted
+
+    row = {"rule": 0}
     for kind, part in model.parts():
         handles.append(part.register_forward_pre_hook(lambda *_: mark("elsewhere")))
         handles.append(part.register_forward_hook(lambda *_, kind=kind: mark(kind)))
-    cache = model.new_cache()
-    hidden, _ = model.forward(ids, cache)
+    with _replaced_rule(model, rule):
+        hidden, _ = model.forward(ids, model.new_cache())
     mark("elsewhere")
     _synchronize(job)
     for h in handles:
         h.remove()
-    kept = hidden[0, -4096:].to("cpu")
-    row = {"peaks": peaks, "whole": max(peaks.values()), "reserved": alloc.figures()["peak_reserved"], "base": base}
-    return row, kept
+    row |= {"peaks": peaks, "whole": max(peaks.values()), "reserved": alloc.figures()["peak_reserved"], "base": base}
+    return row, hidden[0, -4096:].to("cpu")
 
 
 def kinds_planned(job, publish):
     """The arena that one long prefill needs, with ours first: the arena only grows."""
     alloc = allocators.opened("terrace", job["device"], job["budget"])
     model = _model(job)
-    ids = model.inputs([models.Step("prefill", job["tokens"], True)])[0]
+    ids = model.inputs([models.Step("prefill", job["tokens"])])[0]
     arenas = {}
     for name in ("Terrace", "FLA"):
         with _patched(model, name == "Terrace"):
@@ -219,7 +230,7 @@ def ranks(job, publish):
     model = _model(job)
     # Each rank has prompts of its own, so that a plan of the other one would not do.
     job["workload"] = "mixed"
-    steps = [models.Step("prefill", n + 64 * rank, True) for n in job["lengths"]]
+    steps = [models.Step("prefill", n + 64 * rank) for n in job["lengths"]]
     run = Run(job, alloc, model, steps, model.inputs(steps))
     dist.barrier()
     digests = [run.round(hashed=True) for _ in range(job["rounds"])]
@@ -245,20 +256,31 @@ def _patched(model, ours):
         yield list(patch.replaced)
 
 
+def _module(model):
+    """The modeling module of the Gated DeltaNet layers, whose names a forward looks up."""
+    return sys.modules[type(next(part for kind, part in model.parts() if kind == "Gated DeltaNet")).__module__]
+
+
+@contextlib.contextmanager
+def _replaced_rule(model, around):
+    """The prefill's rule, called through `around(rule)`."""
+    module = _module(model)
+    called = module.torch_chunk_gated_delta_rule
+    module.torch_chunk_gated_delta_rule = around(called)
+    try:
+        yield
+    finally:
+        module.torch_chunk_gated_delta_rule = called
+
+
 def _rule(model):
     """Where the rule that a forward calls comes from: transformers falls back to PyTorch without a word where FLA is missing."""
-    import inspect
-
-    layer = next(part for kind, part in model.parts() if kind == "Gated DeltaNet")
-    module = sys.modules[type(layer).__module__]
-    called = getattr(layer, "chunk_gated_delta_rule", None) or module.torch_chunk_gated_delta_rule
-    inner = inspect.getclosurevars(called).nonlocals.get("implementation", called) if inspect.isfunction(called) else called
+    called = _module(model).torch_chunk_gated_delta_rule
+    inner = inspect.getclosurevars(called).nonlocals.get("implementation", called)
     return getattr(inner, "__module__", str(inner))
 
 
 def _fla_version():
-    import importlib.metadata
-
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return {"fla-core": importlib.metadata.version("fla-core")}
     return {}
