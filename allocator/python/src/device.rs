@@ -202,6 +202,11 @@ impl Device {
         self.handle.start_tape();
     }
 
+    /// Forgets what was written down.
+    fn drop_tape(&self) {
+        drop(self.handle.take_tape(""));
+    }
+
     /// Writes what was written down to a file as a profile, and returns how many events it has; `None` if nothing was started.
     fn stop_tape(&self, py: Python<'_>, path: &str, name: &str) -> PyResult<Option<usize>> {
         let Some(profile) = self.handle.take_tape(name) else { return Ok(None) };

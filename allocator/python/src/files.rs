@@ -1,6 +1,7 @@
 //! Profiles between PyTorch and files: what is recorded in Python becomes a file that `plan solve` reads.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -33,12 +34,18 @@ pub fn write_profile(profile: &Profile, target: &Path) -> PyResult<()> {
     } else {
         text::write_text(profile, &mut bytes)?;
     }
+    replace(target, &bytes).map_err(|error| PyOSError::new_err(format!("{}: {error}", target.display())))
+}
+
+fn replace(target: &Path, bytes: &[u8]) -> io::Result<()> {
+    // What is no plain file (/dev/null, a pipe) cannot be replaced, only written to.
+    if target.metadata().is_ok_and(|known| !known.is_file()) {
+        return fs::OpenOptions::new().write(true).open(target)?.write_all(bytes);
+    }
     let mut beside = target.as_os_str().to_owned();
     beside.push(format!(".{}.part", std::process::id()));
-    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, target));
-    written.map_err(|error| {
+    fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, target)).inspect_err(|_| {
         let _ = fs::remove_file(&beside);
-        PyOSError::new_err(format!("{}: {error}", target.display()))
     })
 }
 

@@ -13,6 +13,9 @@
 Importing this needs no PyTorch; each function that does says so.
 """
 
+import importlib
+from types import ModuleType
+
 from terrace._terrace import TerraceError, __version__
 from terrace.allocator import Allocator, Step, current, install
 from terrace.errors import InstallError
@@ -34,3 +37,10 @@ __all__ = [
     "unwrap",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    # It imports PyTorch, which everything else here can do without until it is used.
+    if name == "gdn":
+        return importlib.import_module("terrace.gdn")
+    raise AttributeError(f"module 'terrace' has no attribute {name!r}")

@@ -6,6 +6,7 @@ The functions that PyTorch calls are C symbols of the extension module; nothing 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import sys
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ OLDEST = (2, 10)
 TESTED = (2, 11)
 """What the tests and the measurements ran on."""
 
-LIBRARY: str = _terrace.__file__ or ""
+LIBRARY: str = str(_terrace.__file__)
 """The shared object with the C symbols of ``terrace.h`` and ``terrace_gdn.h``."""
 
 _HOOKS = {
@@ -43,7 +44,8 @@ def version(torch: ModuleType) -> tuple[int, int]:
 def supported() -> ModuleType:
     """The torch of this process, or an :class:`InstallError` that says what is wrong with it."""
     try:
-        import torch
+        # By name, so that the types of a torch that is not there do not matter.
+        torch = importlib.import_module("torch")
     except ImportError as missing:
         raise InstallError(f"PyTorch cannot be imported ({missing}); install torch {OLDEST[0]}.{OLDEST[1]} or newer for CUDA") from missing
     if version(torch) < OLDEST:

@@ -78,7 +78,7 @@ def _taped(device: Device, recording: Recording) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        device.stop_tape(os.devnull, "")
+        device.drop_tape()
         raise
     recording.events = device.stop_tape(recording.path, _name(recording.path)) or 0
 

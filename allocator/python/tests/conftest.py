@@ -110,7 +110,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(params=["fake", "gpu"])
+GPU = pytest.param("gpu", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(params=["fake", GPU])
 def child(request: pytest.FixtureRequest, cache: Path) -> Child:
     """Calls a function of a test file in a process of its own, on each place, and returns what it returned."""
     if request.param == "gpu":

@@ -1,6 +1,7 @@
 """The gated delta rule on the CPU: values against float64, what is accepted, and what is refused with which words."""
 
 import importlib.util
+import inspect
 import pathlib
 import sys
 
@@ -320,6 +321,27 @@ def test_the_old_name_of_v_first_still_works_and_says_so():
     with pytest.warns(DeprecationWarning, match="state_v_first"):
         _, last = gdn.chunk_gated_delta_rule(*x, output_final_state=True, transpose_state_layout=True)
     assert torch.equal(last, gdn.chunk_gated_delta_rule(*x, output_final_state=True, state_v_first=True)[1])
+
+
+# fla-core 0.6.0, fla/ops/gated_delta_rule/{chunk,fused_recurrent}.py: names in order.
+PREFILL = (
+    "q k v g beta scale initial_state output_final_state use_qk_l2norm_in_kernel use_beta_sigmoid_in_kernel allow_neg_eigval "
+    "state_v_first cu_seqlens cu_seqlens_cpu chunk_indices cp_context kwargs"
+)
+DECODE = (
+    "q k v g gk gv beta scale initial_state output_final_state use_qk_l2norm_in_kernel use_gate_in_kernel A_log dt_bias "
+    "use_beta_sigmoid_in_kernel allow_neg_eigval state_v_first cu_seqlens kwargs"
+)
+
+
+@pytest.mark.parametrize("function, names", [("chunk_gated_delta_rule", PREFILL), ("fused_recurrent_gated_delta_rule", DECODE)])
+def test_signatures_are_flas(function, names):
+    ours = inspect.signature(getattr(gdn, function)).parameters
+    assert list(ours) == names.split()
+    if importlib.util.find_spec("fla") is None:
+        return
+    theirs = inspect.signature(getattr(importlib.import_module("fla.ops.gated_delta_rule"), function)).parameters
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [(p.name, p.kind, p.default) for p in theirs.values()]
 
 
 def test_a_library_of_another_interface_is_refused(monkeypatch):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
 import pytest
 
 import terrace
@@ -169,6 +172,36 @@ def test_another_models_plans_are_refused_and_nothing_changes(alloc, tmp_path, m
     assert other.required_bytes() == 0
     with other.step("prefill"):
         forward(other)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names on this system")
+def test_what_is_no_plain_file_is_written_to_and_never_replaced(alloc, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+
+    def tape(path):
+        device(alloc).start_tape()
+        forward(alloc)
+        return device(alloc).stop_tape(str(path), "run")
+
+    with alloc.step("prefill"):
+        forward(alloc)
+    for write in (alloc.save, tape):
+        reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+        reader.start()
+        write(pipe)
+        reader.join(timeout=60)
+        assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    assert len(read[0]) > 100 and read[1].startswith(b"terrace-profile 1")
+
+
+def test_a_tape_is_dropped_without_a_file(alloc):
+    device(alloc).start_tape()
+    forward(alloc)
+    device(alloc).drop_tape()
+    assert device(alloc).stop_tape("never written", "run") is None
 
 
 def test_a_step_is_no_time_to_load(alloc, tmp_path):

@@ -74,9 +74,9 @@ def a_collection_in_the_middle_of_a_step():
 
 def outputs_outlive_their_steps():
     import torch
-    from child import REAL
 
     import terrace
+    from child import REAL
 
     alloc = terrace.install("64MiB")
     kept = []

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import sys
 
-import conftest
 import pytest
+
+import conftest
 
 MIB = 1 << 20
 
@@ -56,7 +57,7 @@ def a_rank(folder):
     return [figures.tolist() for figures in both]
 
 
-@pytest.mark.parametrize("place", ["fake", "gpu"])
+@pytest.mark.parametrize("place", ["fake", conftest.GPU])
 def test_two_ranks_have_their_own_allocators_and_plans(request, place, cache, tmp_path):
     if place == "gpu":
         conftest.need_gpu()

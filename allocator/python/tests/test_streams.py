@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 MIB = 1 << 20
 
 
@@ -68,9 +70,9 @@ def steps_on_several_streams():
 def a_graph_keeps_its_bytes():
     """T11: a captured graph, many eager steps of other shapes, then its replay."""
     import torch
-    from child import REAL
 
     import terrace
+    from child import REAL
 
     alloc = terrace.install("256MiB")
     given = torch.zeros(MIB, dtype=torch.float32, device="cuda")
@@ -160,7 +162,6 @@ def a_capture_inside_a_step():
 
 
 def what_cannot_work_says_so():
-    import pytest
     import torch
 
     import terrace
@@ -173,6 +174,7 @@ def what_cannot_work_says_so():
     assert torch.empty(MIB, device="cuda").data_ptr() != 0
 
 
+@pytest.mark.gpu
 def test_t10_another_stream_uses_it_last(on_gpu):
     on_gpu(another_stream_uses_it_last)
 
