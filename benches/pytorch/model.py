@@ -13,9 +13,9 @@ MIXED = [4128, 4128, 1000, 16384, 4128, 7777, 16384, 30000, 1000, 4128, 30000, 7
 TURNS = [9000, 3000, 5000, 4128, 4128]
 CHUNK = 4128
 DECODES = 8
-# The dry run on a CPU: the same shape of workload, and prompts that a CPU gets through.
-TINY_MIXED = [70, 70, 20, 130, 70, 100, 130, 200, 20, 70, 200, 100]
-TINY_TURNS, TINY_CHUNK, TINY_DECODES = [150, 50, 80, 70, 70], 70, 2
+# The same shape of workload, with prompts that a CPU gets through.
+SHORT_MIXED = [70, 70, 20, 130, 70, 100, 130, 200, 20, 70, 200, 100]
+SHORT_TURNS, SHORT_CHUNK, SHORT_DECODES = [150, 50, 80, 70, 70], 70, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Step:
         return (self.phase, self.tokens, 1 << (self.past + self.tokens - 1).bit_length())
 
 
-def mixed(tiny):
+def mixed(short):
     """Prefills of mixed length, each with a cache of its own that goes with the step."""
-    return [Step("prefill", tokens) for tokens in (TINY_MIXED if tiny else MIXED)]
+    return [Step("prefill", tokens) for tokens in (SHORT_MIXED if short else MIXED)]
 
 
-def chat(tiny):
+def chat(short):
     """Five turns on one growing cache: chunks of the prompt, then one token at a time."""
-    turns, chunk, decodes = (TINY_TURNS, TINY_CHUNK, TINY_DECODES) if tiny else (TURNS, CHUNK, DECODES)
+    turns, chunk, decodes = (SHORT_TURNS, SHORT_CHUNK, SHORT_DECODES) if short else (TURNS, CHUNK, DECODES)
     steps, past = [], 0
     for turn in turns:
         lengths = [min(chunk, turn - at) for at in range(0, turn, chunk)]

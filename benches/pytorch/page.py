@@ -1,5 +1,6 @@
 """The page of results: one Markdown text from what the jobs left."""
 
+import math
 import statistics
 import subprocess
 import time
@@ -23,12 +24,13 @@ COLUMNS = (
 )
 
 
-def heading(command, commit, device):
+def heading(command, commit, args):
     import torch
 
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    if device == "cpu":
-        return f"Dry run, nothing measured. Command: {command}, {day}, commit {commit}; torch {torch.__version__}"
+    if args.tiny:
+        what = "Rehearsal: memory without values or times" if args.rehearse else "Dry run: nothing is measured"
+        return f"{what}. Command: {command}, {day}, commit {commit}; torch {torch.__version__}"
     name, driver = smi("name"), smi("driver_version")
     return f"Command: {command}, {day}, commit {commit}; {name}, driver {driver}, torch {torch.__version__}"
 
@@ -49,7 +51,8 @@ def text(title, checks, results, missing, args):
     parts += [f"{name}: not measured: {why}." for name, why in missing.items()]
     if tuned.get("weights"):
         weights = f"{mib(tuned['weights'])} MiB of random weights in bf16"
-        parts.append(f"{args.layers} layers of 27B geometry with head, {weights}; rule from {tuned.get('rule')}.")
+        shape = "of a tiny geometry" if args.tiny else "of 27B geometry"
+        parts.append(f"{args.layers} layers {shape} with head, {weights}; rule from {tuned.get('rule')}.")
     parts += [_workload(results, name) for name in ("mixed", "chat")]
     parts += [_kinds(results), _planned(results), _ranks(results), _checks(checks), _times(results)]
     return "\n\n".join(p for p in parts if p) + "\n"
@@ -75,11 +78,11 @@ def _workload(results, name):
     text = [f"## {name}\n\n{WHAT[name]} {COLUMNS}", measure.table(head, rows)]
     stats = _part(results, f"{name} terrace").get("stats")
     if stats and stats["lower_bound"]:
+        share = stats["arena"] / stats["lower_bound"]
         text.append(
-            f"Plans: arena {mib(stats['arena'])} MiB, {stats['arena'] / stats['lower_bound']:.4f} of the planned peak live; "
-            f"hits {stats['hits_warm']} of {stats['replay_allocs_warm']} for keys seen twice; {stats['steps_on_script']} of {stats['steps']} steps "
-            f"exactly as planned; {stats['plans']} plans, {stats['plan_ns'] / 1e6:.0f} ms for all of them; overflow at most "
-            f"{mib(stats['overflow_peak'])} MiB."
+            f"Plans: arena {mib(stats['arena'])} MiB, {share:.4f} of the planned peak live; hits {stats['hits_warm']} of "
+            f"{stats['replay_allocs_warm']} for keys seen twice; {stats['steps_on_script']} of {stats['steps']} steps exactly as planned; "
+            f"{stats['plans']} plans, {stats['plan_ns'] / 1e6:.0f} ms for all of them; overflow at most {mib(stats['overflow_peak'])} MiB."
         )
     return "\n\n".join(text)
 
@@ -94,7 +97,8 @@ def _kinds(results):
     body.append(["in a call of the rule, beyond its inputs", *(mib(rows[n]["rule"]) for n in ("FLA", "Terrace"))])
     body.append(["**whole forward**", *(mib(rows[n]["whole"]) for n in ("FLA", "Terrace"))])
     body.append(["reserved, with weights", *(mib(rows[n]["reserved"]) for n in ("FLA", "Terrace"))])
-    error = f" Outputs differ by {r['error']:.1e} (RMS of the difference over RMS, last 4096 tokens)." if "error" in r else ""
+    known = math.isfinite(r.get("error", math.nan))
+    error = f" Outputs differ by {r['error']:.1e} (RMS of the difference over RMS, last 4096 tokens)." if known else ""
     return (
         f"## One prefill of {tokens:,} tokens, by kind of layer\n\nMost bytes alive beyond weights while a layer of that kind runs, MiB, "
         f"PyTorch's default allocator.{error}\n\n" + measure.table(["while in", "FLA's rule", "Terrace's rule"], body)

@@ -3,11 +3,14 @@
 with Terrace, and what Terrace's Gated DeltaNet does to the peak. One process for each configuration, since a process has one allocator.
 
     run.py [--markdown FILE] [--json FILE] [--only SECTION]... [--budget SECONDS] [--work FOLDER] [--layers 8] [--forwards 200]
-           [--device cpu --tiny]
+           [--device cpu | --rehearse LIBCUDA]
 
 Sections, in this order: mixed, kinds, chat, ranks, planned. A page is written after each job: a run that is cut short leaves what it has
-measured. A failed check makes the status 1, and so does a job that failed. `--device cpu --tiny` runs everything but the CUDA
-allocators on a machine without a GPU, and measures nothing.
+measured. A failed check makes the status 1, and so does a job that failed.
+
+Without a GPU, with a tiny model: `--device cpu` computes short prompts, with everything but the CUDA allocators, and measures nothing.
+`--rehearse` takes the imagined CUDA of allocator/python/tests/fake, and computes nothing: PyTorch's requests are real, and so are the
+figures of memory, for that model; see rehearse.py.
 
 Kernels are tuned once, in the first process, and found on disk by the others: otherwise FLA would choose its tiles anew in each of
 them, and outputs would differ for that. FLA_CACHE_MODE and FLA_CONFIG_DIR fix the tile of its l2norm, which it would else tune for
@@ -32,7 +35,7 @@ import page  # noqa: E402
 
 SECTIONS = ["mixed", "kinds", "chat", "ranks", "planned"]
 LEAST_S = 25  # no job is begun with less time left
-LONG, LONG_TINY = 60_000, 300
+LONG, LONG_SHORT = 60_000, 300
 GIB = 1 << 30
 # Reservations while plans are recorded: ample, since requests of a step that is recorded are served outside of any plan.
 AMPLE = {"mixed": 48 * GIB, "chat": 32 * GIB, "planned": 96 * GIB, "ranks": 20 * GIB}
@@ -65,7 +68,7 @@ class Bench:
         os.makedirs(os.path.join(self.work, "fla"), exist_ok=True)
         with open(os.path.join(self.work, "fla", "l2norm_fwd_kernel.json"), "w") as f:
             json.dump(L2NORM, f)
-        self.heading = page.heading("benches/pytorch/run.py " + shlex.join(sys.argv[1:]), measure.commit(), args.device)
+        self.heading = page.heading("benches/pytorch/run.py " + shlex.join(sys.argv[1:]), measure.commit(), args)
 
     def ample(self, section):
         """Bytes of a reservation to record in."""
@@ -79,7 +82,8 @@ class Bench:
             self.publish()
             return None
         out = os.path.join(self.work, f"{name}.json")
-        common = {"device": self.args.device, "tiny": self.args.tiny, "layers": self.args.layers, "out": out}
+        small = {"tiny": self.args.tiny, "short": self.args.device == "cpu"}
+        common = {"device": self.args.device, "layers": self.args.layers, "out": out, **small}
         path, log = (os.path.join(self.work, f"{name}.{end}") for end in ("job", "log"))
         with open(path, "w") as f:
             json.dump({**common, **job}, f)
@@ -106,7 +110,7 @@ class Bench:
         return None
 
     def _wait(self, job, log, processes, seconds, allocator):
-        command = [sys.executable, os.path.join(HERE, "worker.py"), job]
+        command = [sys.executable, os.path.join(HERE, "rehearse.py" if self.args.rehearse else "worker.py"), job]
         if processes > 1:
             launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-addr", "127.0.0.1",
                         "--master-port", "29517"]  # fmt: skip
@@ -116,6 +120,8 @@ class Bench:
             "FLA_CONFIG_DIR": os.path.join(self.work, "fla"), "TRITON_CACHE_DIR": os.path.join(self.work, "triton"),
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
+        if self.args.rehearse:
+            environment["LD_PRELOAD"] = os.path.abspath(self.args.rehearse)
         with open(log, "w") as f:
             child = subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT, env=environment)
             try:
@@ -141,9 +147,9 @@ class Bench:
 
 
 def tune(bench):
-    lengths = [20] if bench.args.tiny else [256, 4128]
+    lengths = [20] if bench.args.device == "cpu" else [256, 4128]
     result = bench.run("tune", kind="tune", lengths=lengths, ours=True)
-    if result and bench.args.device != "cpu":
+    if result and not bench.args.tiny:
         bench.checks.add("transformers calls FLA's rule", result["rule"].startswith("fla."), result["rule"])
 
 
@@ -153,7 +159,8 @@ def workload(bench, name):
     plan = os.path.join(bench.work, f"{name}.plans")
     once = 1  # of rounds without timing
     base = bench.run(f"{name} default", allocator="default", forwards=once, **common)
-    bench.run(f"{name} expandable", allocator="expandable", forwards=once, **common)
+    if not bench.args.rehearse:  # it has no memory to map piecewise
+        bench.run(f"{name} expandable", allocator="expandable", forwards=once, **common)
     first = bench.run(f"{name} terrace", allocator="terrace", forwards=bench.args.forwards, budget=bench.ample(name), save=plan, **common)
     if first is None:
         return
@@ -182,8 +189,10 @@ def check_workload(bench, name, base, first, fits):
     checks, dry = bench.checks, bench.args.device == "cpu"
     parts = [part for job, result in bench.results.items() if job.startswith(f"{name} ") for part in result["parts"]]
     digests = [digest for part in parts for digest in part.get("digests", [])]
-    checks.add(f"{name}: outputs of all allocators are bitwise equal, first and last round", base is not None and len(set(digests)) == 1,
-               f"{len(set(digests))} digest of {len(digests)} rounds in {len(parts)} processes")  # fmt: skip
+    if not bench.args.rehearse:  # no kernel ran
+        what = f"{name}: outputs of all allocators are bitwise equal, first and last round"
+        found = f"{len(set(digests))} digest of {len(digests)} rounds in {len(parts)} processes"
+        checks.add(what, base is not None and len(set(digests)) == 1, found)
     checks.add(f"{name}: {first['forwards']} forwards >= {bench.args.forwards}", first["forwards"] >= bench.args.forwards)
     if dry:
         return
@@ -199,17 +208,18 @@ def check_workload(bench, name, base, first, fits):
     grown = {w: last["stats"][w] - settled["stats"][w] for w in ("arena", "outside_peak", "reservation")}
     grown["device"] = last["device_used"] - settled["device_used"]
     checks.add(f"{name}: no growth from settled to forward {first['forwards']}", all(v <= 0 for v in grown.values()), str(grown))
-    if base:
+    if base and not bench.args.rehearse:
         ratio = page.round_ms(first, "host_ms") / page.round_ms(base, "host_ms")
         checks.add(f"{name}: host time of a round <= 1.05 x default's", ratio <= 1.05, f"{ratio:.3f}")
 
 
 def kinds(bench):
-    tokens = LONG_TINY if bench.args.tiny else LONG
+    tokens = LONG_SHORT if bench.args.device == "cpu" else LONG
     result = bench.run("kinds", kind="kinds", tokens=tokens)
     if not result:
         return
-    bench.checks.add("kinds: outputs with either rule agree", result["error"] <= 0.05, f"relative RMS {result['error']:.2e}")
+    if not bench.args.rehearse:
+        bench.checks.add("kinds: outputs with either rule agree", result["error"] <= 0.05, f"relative RMS {result['error']:.2e}")
     replaced = result["rows"]["Terrace"]["replaced"]
     bench.checks.add("kinds: both functions were replaced", len(replaced) >= 2, ", ".join(replaced[:2]))
     if bench.args.device != "cpu":
@@ -220,13 +230,14 @@ def kinds(bench):
 
 def ranks(bench):
     job = {"kind": "ranks", "budget": bench.ample("ranks"), "plan": os.path.join(bench.work, "ranks.plans"), "layers": 4,
-           "lengths": [20, 70] if bench.args.tiny else [1000, 4128]}  # fmt: skip
+           "lengths": [20, 70] if bench.args.device == "cpu" else [1000, 4128]}  # fmt: skip
     first = bench.run("ranks", processes=2, allocator="terrace", rounds=4, load=False, **job)
     second = first and bench.run("ranks, loaded", processes=2, allocator="terrace", rounds=2, load=True, **job)
     if not second:
         return
     for rank, (a, b) in enumerate(zip(first, second, strict=True)):
-        bench.checks.add(f"rank {rank}: outputs equal in all rounds, recorded and loaded", len({*a["digests"], *b["digests"]}) == 1)
+        if not bench.args.rehearse:
+            bench.checks.add(f"rank {rank}: outputs equal in all rounds, recorded and loaded", len({*a["digests"], *b["digests"]}) == 1)
         if bench.args.device != "cpu":
             stats = b["figures"]["stats"]
             share = stats["hits"] / max(1, stats["replay_allocs"])
@@ -235,7 +246,7 @@ def ranks(bench):
 
 
 def planned(bench):
-    tokens = LONG_TINY if bench.args.tiny else LONG
+    tokens = LONG_SHORT if bench.args.device == "cpu" else LONG
     result = bench.run("planned", kind="kinds_planned", allocator="terrace", tokens=tokens, budget=bench.ample("planned"))
     if result and bench.args.device != "cpu":
         ours, fla = (result["arenas"][n] for n in ("Terrace", "FLA"))
@@ -257,7 +268,7 @@ def _read(path):
 def arguments():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    p.add_argument("--tiny", action="store_true", help="a model and prompts that a CPU gets through")
+    p.add_argument("--rehearse", metavar="LIBCUDA", help="the imagined CUDA: memory without values")
     p.add_argument("--layers", type=int, default=8)
     p.add_argument("--forwards", type=int, default=200, help="of each workload with Terrace")
     p.add_argument("--only", action="append", choices=SECTIONS, help="may be given more than once; kernels are tuned always")
@@ -267,8 +278,9 @@ def arguments():
     p.add_argument("--json")
     args = p.parse_args()
     args.only = args.only or SECTIONS
-    if args.tiny != (args.device == "cpu"):
-        p.error("--tiny goes with --device cpu, and only with it")
+    args.tiny = args.device == "cpu" or args.rehearse is not None
+    if args.rehearse and args.device == "cpu":
+        p.error("--rehearse imagines a CUDA device; leave --device out")
     return args
 
 

@@ -65,7 +65,7 @@ def workload(job, publish):
     """Rounds of a workload: the first hashed, then timed ones, then more without either up to `forwards`, the last hashed again."""
     alloc = allocators.opened(job["allocator"], job["device"], job.get("budget"), job.get("plan"))
     model = _model(job)
-    steps = models.WORKLOADS[job["workload"]](job["tiny"])
+    steps = models.WORKLOADS[job["workload"]](job["short"])
     inputs = model.inputs(steps)
     _synchronize(job)
     gc.collect()
