@@ -17,6 +17,8 @@ are a transposed view of V-first memory: call `.contiguous()` where the memory's
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +37,15 @@ __all__ = [
     "prepare",
 ]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-@torch.compiler.disable
+
+def _eager(function: Function) -> Function:
+    """Called outside of the graphs of `torch.compile`, as FLA's are."""
+    return cast("Function", torch.compiler.disable(function))
+
+
+@_eager
 def chunk_gated_delta_rule(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -54,7 +63,7 @@ def chunk_gated_delta_rule(
     cu_seqlens_cpu: torch.Tensor | None = None,
     chunk_indices: torch.Tensor | None = None,
     cp_context: object | None = None,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A prefill.
 
@@ -95,23 +104,11 @@ def chunk_gated_delta_rule(
     if cu_seqlens is not None:
         _one_row(q)
         packed = bounds.packed(cu_seqlens, cu_seqlens_cpu)
-    return rule.chunk(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale=_scale(scale),
-        l2norm=use_qk_l2norm_in_kernel,
-        state=initial_state,
-        want_state=output_final_state,
-        v_first=state_v_first,
-        packed=packed,
-        chunk_indices=chunk_indices if packed is not None else None,
-    )
+    how = rule.How(_scale(scale), use_qk_l2norm_in_kernel, initial_state, output_final_state, state_v_first)
+    return rule.chunk(q, k, v, g, beta, how, packed=packed, chunk_indices=chunk_indices if packed is not None else None)
 
 
-@torch.compiler.disable
+@_eager
 def fused_recurrent_gated_delta_rule(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -131,7 +128,7 @@ def fused_recurrent_gated_delta_rule(
     allow_neg_eigval: bool = False,
     state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A decode step: the decode kernel for up to 8 tokens of each sequence, a prefill for more.
 
@@ -158,16 +155,10 @@ def fused_recurrent_gated_delta_rule(
         if longest > rule.MOST_DECODED:
             packed = bounds.packed(cu_seqlens, cu_seqlens_cpu)
             longest = packed.longest()
-    common = {
-        "scale": _scale(scale),
-        "l2norm": use_qk_l2norm_in_kernel,
-        "state": initial_state,
-        "want_state": output_final_state,
-        "v_first": state_v_first,
-    }
+    how = rule.How(_scale(scale), use_qk_l2norm_in_kernel, initial_state, output_final_state, state_v_first)
     if longest > rule.MOST_DECODED:
-        return rule.chunk(q, k, v, g, beta, packed=packed, chunk_indices=None, **common)
-    return rule.recurrent(q, k, v, g, beta, cu_seqlens=cu_seqlens, **common)
+        return rule.chunk(q, k, v, g, beta, how, packed=packed, chunk_indices=None)
+    return rule.recurrent(q, k, v, g, beta, how, cu_seqlens=cu_seqlens)
 
 
 def prepare(dtype: torch.dtype = torch.bfloat16, device: torch.device | str | int | None = None) -> None:
@@ -186,14 +177,14 @@ def prepare(dtype: torch.dtype = torch.bfloat16, device: torch.device | str | in
     library.load().prepare(library.Device(library.CUDA, ordinal, None), rule._DTYPES[dtype])
 
 
-def _deprecated(kwargs: dict, state_v_first: bool) -> bool:
+def _deprecated(kwargs: dict[str, Any], state_v_first: bool) -> bool:
     """`transpose_state_layout`, as `state_v_first` was called before."""
     if "transpose_state_layout" not in kwargs:
         return state_v_first
     if state_v_first:
         raise ValueError("state_v_first and transpose_state_layout are one thing; pass only state_v_first")
     warnings.warn("transpose_state_layout is called state_v_first now", DeprecationWarning, stacklevel=3)
-    return kwargs.pop("transpose_state_layout")
+    return bool(kwargs.pop("transpose_state_layout"))
 
 
 def _served(function: str, **refused: object) -> None:
@@ -202,7 +193,7 @@ def _served(function: str, **refused: object) -> None:
             raise NotImplementedError(f"{name} is not served by terrace.gdn.{function}; call FLA's for it")
 
 
-def _refuse_unknown(function: str, kwargs: dict) -> None:
+def _refuse_unknown(function: str, kwargs: dict[str, Any]) -> None:
     for name in kwargs:
         raise TypeError(f"{function}() has no argument {name!r}")
 
@@ -226,7 +217,7 @@ def _scale(scale: float | None) -> float | None:
     return scale
 
 
-def _gates(g, beta, beta_is_logits: bool, kwargs: dict):
+def _gates(g: torch.Tensor, beta: torch.Tensor, beta_is_logits: bool, kwargs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """What FLA computes inside of its kernels if asked to: gates from A_log and dt_bias, and beta from logits, in fp32."""
     a_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
     if kwargs.pop("use_gate_in_kernel", False):

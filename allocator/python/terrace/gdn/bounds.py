@@ -60,7 +60,7 @@ def packed(cu_seqlens: torch.Tensor, cu_seqlens_cpu: torch.Tensor | None) -> Bou
         return Bounds(_int64(cu_seqlens_cpu))
     state = _state(cu_seqlens)
     with _lock:
-        known = _known.get(cu_seqlens)
+        known: tuple[tuple[object, ...], Bounds] | None = _known.get(cu_seqlens)
     if known is not None and known[0] == state:
         return known[1]
     if capturing(cu_seqlens.device):
@@ -96,10 +96,10 @@ def steps(count: int, stride: int, device: torch.device) -> torch.Tensor:
 
 def capturing(device: torch.device) -> bool:
     """Whether the current stream of that device is in a graph's capture."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
-def _state(tensor: torch.Tensor) -> tuple:
+def _state(tensor: torch.Tensor) -> tuple[object, ...]:
     version = None if tensor.is_inference() else tensor._version
     return version, tensor.data_ptr(), tensor.shape, tensor.stride()
 

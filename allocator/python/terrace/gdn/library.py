@@ -10,6 +10,7 @@ import ctypes
 import functools
 import os
 from ctypes import POINTER, byref, c_char, c_char_p, c_float, c_int64, c_uint32, c_uint64, c_void_p, sizeof
+from typing import Any
 
 VERSION = (0, 1)
 """Major and minor of the header that is mirrored here."""
@@ -158,7 +159,7 @@ class Library:
         """Queues a decode step; which path it took."""
         return self._run(self._lib.terrace_gdn_decode, args)
 
-    def _run(self, function, args) -> Path:
+    def _run(self, function: Any, args: PrefillArgs | DecodeArgs) -> Path:
         args.size, path = sizeof(args), Path()
         self._done(function(byref(args), byref(path)))
         return path

@@ -13,9 +13,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+Rule = Callable[..., Any]
+_MARK = "_terrace_gdn"
 # How each of FLA's two functions is called in a modeling module, and on a layer.
 _GLOBALS = {"chunk": "torch_chunk_gated_delta_rule", "recurrent": "torch_recurrent_gated_delta_rule"}
 _ATTRIBUTES = {"chunk": "chunk_gated_delta_rule", "recurrent": "recurrent_gated_delta_rule"}
@@ -27,12 +30,12 @@ class Patch:
     def __init__(self) -> None:
         self.replaced: list[str] = []
         """The names that now call this project's kernels."""
-        self._undo: list[tuple[object, str, object]] = []
+        self._undo: list[tuple[object, str, Rule, Rule]] = []
 
     def restore(self) -> None:
         """Puts back what was replaced, unless somebody else has replaced it since. Once is enough."""
         while self._undo:
-            owner, name, (ours, theirs) = self._undo.pop()
+            owner, name, ours, theirs = self._undo.pop()
             if getattr(owner, name) is ours:
                 setattr(owner, name, theirs)
         self.replaced.clear()
@@ -43,12 +46,12 @@ class Patch:
     def __exit__(self, *_: object) -> None:
         self.restore()
 
-    def _replace(self, owner: object, name: str, ours: Callable, shown: str) -> None:
+    def _replace(self, owner: object, name: str, ours: Rule, shown: str) -> None:
         theirs = getattr(owner, name)
-        if getattr(theirs, "_terrace_gdn", False):
+        if getattr(theirs, _MARK, False):
             return
         setattr(owner, name, ours)
-        self._undo.append((owner, name, (ours, theirs)))
+        self._undo.append((owner, name, ours, theirs))
         self.replaced.append(shown)
 
 
@@ -88,7 +91,7 @@ def _is_gated_delta_net(layer: torch.nn.Module) -> bool:
     return type(layer).__name__.endswith("GatedDeltaNet") and all(hasattr(module, name) for name in _GLOBALS.values())
 
 
-def _ours() -> dict[str, Callable]:
+def _ours() -> dict[str, Rule]:
     """The two functions as transformers calls them: with what else a forward passes along, which FLA's are not given either."""
     from terrace import gdn
 
@@ -98,12 +101,12 @@ def _ours() -> dict[str, Callable]:
     }
 
 
-def _dropping(function: Callable) -> Callable:
+def _dropping(function: Rule) -> Rule:
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
 
-    def called(*args, **kwargs):
+    def called(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **{name: value for name, value in kwargs.items() if name in known})
 
-    called._terrace_gdn = True
     called.__name__ = function.__name__
+    setattr(called, _MARK, True)
     return called

@@ -11,7 +11,9 @@ the results, and copies of what the kernels cannot read where it lies (see `_row
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import TypeVar, Union
 
 import torch
 
@@ -24,27 +26,51 @@ MOST_DECODED = 8
 """Tokens of a sequence that one decode step takes; more are a prefill."""
 
 _DTYPES = {torch.bfloat16: library.BF16, torch.float16: library.FP16, torch.float32: library.FP32}
+Args = TypeVar("Args", library.PrefillArgs, library.DecodeArgs)
+Result = tuple[torch.Tensor, Union[torch.Tensor, None]]
+
 _KINDS = {"cpu": library.CPU, "cuda": library.CUDA}
 
 
-def chunk(q, k, v, g, beta, *, scale, l2norm, state, want_state, v_first, packed, chunk_indices):
+@dataclasses.dataclass(frozen=True)
+class How:
+    """What both functions are told beside the tensors of their tokens."""
+
+    scale: float | None
+    l2norm: bool
+    state: torch.Tensor | None
+    want_state: bool
+    v_first: bool
+
+
+def chunk(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    how: How,
+    *,
+    packed: bounds.Bounds | None,
+    chunk_indices: torch.Tensor | None,
+) -> Result:
     """`o` [B, T, HV, 128] and the final state, or None. `packed` is the bounds of one packed batch row, or None for B equal ones;
     tokens after the last sequence are padding, whose outputs are 0."""
-    call = _Call(q, k, v, g, beta, scale, l2norm)
+    call = _Call(q, k, v, g, beta, how)
     at = packed or bounds.equal(call.batch, call.tokens_each)
-    call.expect_states(state, at.sequences)
+    call.expect_states(how.state, at.sequences)
     args = call.fill(library.PrefillArgs())
     args.host_cu_seqlens, args.sequences = at.host.data_ptr(), at.sequences
     if chunk_indices is not None:
         indices = _chunk_indices(chunk_indices, at)
         if indices is not None:
             args.host_chunk_indices, args.chunks = indices.data_ptr(), indices.shape[0]
-    if state is not None:
+    if how.state is not None:
         # Read where it lies if it is V-first there already.
-        initial = _pool_ready(state if v_first else state.transpose(-1, -2), call.align)
+        initial = _pool_ready(how.state if how.v_first else how.state.transpose(-1, -2), call.align)
         args.initial = _pool(initial)
     last = None
-    if want_state:
+    if how.want_state:
         last = call.new_states(at.sequences)
         args.last = _pool(last)
     size = library.load().workspace_bytes(call.device.kind, call.key_heads, call.value_heads, call.device.threads)
@@ -54,13 +80,22 @@ def chunk(q, k, v, g, beta, *, scale, l2norm, state, want_state, v_first, packed
     library.load().prefill(args)
     if packed is not None:
         call.o[0, int(at.host[-1]) :].zero_()
-    return call.o, None if last is None else (last if v_first else last.transpose(-1, -2))
+    return call.o, None if last is None else (last if how.v_first else last.transpose(-1, -2))
 
 
-def recurrent(q, k, v, g, beta, *, scale, l2norm, state, want_state, v_first, cu_seqlens):
+def recurrent(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    how: How,
+    *,
+    cu_seqlens: torch.Tensor | None,
+) -> Result:
     """The same by the decode step, for at most `MOST_DECODED` tokens of each sequence. It reads `cu_seqlens` on the device, so that a
     captured graph can be replayed with others."""
-    call = _Call(q, k, v, g, beta, scale, l2norm)
+    call = _Call(q, k, v, g, beta, how)
     if cu_seqlens is None:
         sequences = call.batch
         cu = bounds.steps(sequences + 1, call.tokens_each, q.device)
@@ -68,30 +103,38 @@ def recurrent(q, k, v, g, beta, *, scale, l2norm, state, want_state, v_first, cu
         sequences = cu_seqlens.numel() - 1
         cu = cu_seqlens.to(q.device, torch.int32).contiguous()
         call.o.zero_()
-    call.expect_states(state, sequences)
+    call.expect_states(how.state, sequences)
     # The step works in place; the caller's state stays as it was, as with FLA.
     pool = call.new_states(sequences)
-    if state is None:
+    if how.state is None:
         pool.zero_()
     else:
-        pool.copy_(state if v_first else state.transpose(-1, -2))
+        pool.copy_(how.state if how.v_first else how.state.transpose(-1, -2))
     args = call.fill(library.DecodeArgs())
     slots = bounds.steps(sequences, 1, q.device)
     args.cu_seqlens, args.slots, args.sequences = cu.data_ptr(), slots.data_ptr(), sequences
     args.pool = _pool(pool)
     library.load().decode(args)
-    return call.o, (pool if v_first else pool.transpose(-1, -2)) if want_state else None
+    return call.o, (pool if how.v_first else pool.transpose(-1, -2)) if how.want_state else None
 
 
 class _Call:
     """What both calls have in common: tensors as the kernels read them, the output, the device and its current stream."""
 
-    def __init__(self, q, k, v, g, beta, scale, l2norm):
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        how: How,
+    ) -> None:
         named = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
         _check(named)
         self.batch, self.tokens_each = v.shape[:2]
         self.key_heads, self.value_heads = k.shape[2], v.shape[2]
-        self.scale, self.l2norm = scale, l2norm
+        self.how = how
         kind = q.device.type
         self.align = 16 if kind == "cuda" else q.element_size()
         if kind == "cuda":
@@ -102,7 +145,7 @@ class _Call:
         self.rows = {name: _rows(t, self.align) for name, t in named.items()}
         self.o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
-    def fill(self, args):
+    def fill(self, args: Args) -> Args:
         """What both argument structs begin with, and the two numbers."""
         args.device, args.tokens = self.device, self.batch * self.tokens_each
         args.key_heads, args.value_heads = self.key_heads, self.value_heads
@@ -110,15 +153,15 @@ class _Call:
             setattr(args, name, _tensor(t))
         args.o = _tensor(self.o.flatten(0, 1))
         # A scale of 0 is the interface's default: only an output of zeros could mean it.
-        args.scale, args.l2norm = HEAD_DIM**-0.5 if self.scale is None else self.scale, int(self.l2norm)
+        args.scale, args.l2norm = HEAD_DIM**-0.5 if self.how.scale is None else self.how.scale, int(self.how.l2norm)
         return args
 
-    def new_states(self, sequences):
+    def new_states(self, sequences: int) -> torch.Tensor:
         """Uninitialised states, V-first."""
         shape = (sequences, self.value_heads, HEAD_DIM, HEAD_DIM)
         return torch.empty(shape, dtype=torch.float32, device=self.o.device)
 
-    def expect_states(self, state, sequences):
+    def expect_states(self, state: torch.Tensor | None, sequences: int) -> None:
         if state is None:
             return
         expected = (sequences, self.value_heads, HEAD_DIM, HEAD_DIM)
@@ -129,7 +172,7 @@ class _Call:
             )
 
 
-def _check(named):
+def _check(named: dict[str, torch.Tensor]) -> None:
     q, k, v, g, beta = named.values()
     if q.dim() != 4 or v.dim() != 4:
         raise ValueError(f"q is of shape {tuple(q.shape)} and v of {tuple(v.shape)}; expected [B, T, heads, {HEAD_DIM}]")
@@ -164,14 +207,14 @@ def _check(named):
         raise ValueError(f"q is on {q.device}; the kernels run on cuda and cpu")
 
 
-def _rows(t, align):
+def _rows(t: torch.Tensor, align: int) -> torch.Tensor:
     """`t` [B, T, heads(, 128)] as rows [B T, heads(, 128)] that the kernels can read, without a copy if it lies so already: batch
     rows one after another, a head's elements side by side, strides that the interface can say, rows at multiples of `align` bytes."""
     rows = t.flatten(0, 1) if t.shape[0] != 1 else t[0]
     return rows if _readable(rows, align) else rows.contiguous()
 
 
-def _readable(rows, align):
+def _readable(rows: torch.Tensor, align: int) -> bool:
     size = rows.element_size()
     if rows.dim() == 2:  # g and beta: single elements, at their own alignment
         align = size
@@ -182,7 +225,7 @@ def _readable(rows, align):
     return rows.data_ptr() % align == 0 and all(stride > 0 and stride * size % align == 0 for stride in apart)
 
 
-def _tensor(rows):
+def _tensor(rows: torch.Tensor) -> Tensor:
     width = math.prod(rows.shape[2:])
     # The stride of a single token or head says nothing in PyTorch: give the one it would have.
     head = rows.stride(1) if rows.shape[1] > 1 else width
@@ -190,7 +233,7 @@ def _tensor(rows):
     return Tensor(rows.data_ptr(), token, head, _DTYPES[rows.dtype])
 
 
-def _pool_ready(states, align):
+def _pool_ready(states: torch.Tensor, align: int) -> torch.Tensor:
     """States [N, HV, V, K] as a pool of fp32 or bf16, without a copy if they lie so already."""
     if states.dtype not in (torch.float32, torch.bfloat16):
         states = states.float()
@@ -202,12 +245,12 @@ def _pool_ready(states, align):
     return states if dense and apart and aligned else states.contiguous()
 
 
-def _pool(states):
+def _pool(states: torch.Tensor) -> Pool:
     stride = states.stride(0) if states.shape[0] > 1 else states[0:1].numel()
     return Pool(states.data_ptr() or None, states.shape[0], stride, _DTYPES[states.dtype])
 
 
-def _chunk_indices(given, at):
+def _chunk_indices(given: torch.Tensor, at: bounds.Bounds) -> torch.Tensor | None:
     """Those on the host, int64, for the kernels to compare with what the bounds give; of those on a device only the shape can be
     compared without waiting for it."""
     chunks = at.chunks()
