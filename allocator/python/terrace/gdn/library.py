@@ -121,11 +121,11 @@ class Path(ctypes.Structure):
 
 
 class Library:
-    """The calls of one shared object. Methods raise [`GdnError`]; each of them may be called from any thread."""
+    """The calls of one shared object; `raw` has them as C does. Methods raise [`GdnError`]; each of them may be called from any thread."""
 
     def __init__(self, path: str):
         self.path = path
-        self._lib = lib = ctypes.CDLL(path)
+        self.raw = lib = ctypes.CDLL(path)
         lib.terrace_gdn_version.restype = c_uint32
         lib.terrace_gdn_last_error.restype = c_char_p
         lib.terrace_gdn_workspace_bytes.argtypes = [POINTER(Device), *[c_uint32] * 4, POINTER(c_uint64)]
@@ -140,33 +140,34 @@ class Library:
         # The size depends on few numbers, and a forward asks for the same one in each layer.
         self.workspace_bytes = functools.lru_cache(maxsize=256)(self._workspace_bytes)
 
-    def _workspace_bytes(self, kind: int, key_heads: int, value_heads: int, threads: int = 0, window: int = 0) -> int:
-        """Bytes that a prefill's workspace needs at any number of tokens; window 0 is the default."""
+    def _workspace_bytes(self, kind: int, key_heads: int, value_heads: int, threads: int = 0, window: int = 0, design: int = 0) -> int:
+        """Bytes that a prefill's workspace needs at any number of tokens; window 0 and design 0 are the defaults."""
         size = c_uint64()
         device = Device(kind, 0, None, threads)
-        self._done(self._lib.terrace_gdn_workspace_bytes(byref(device), key_heads, value_heads, window, 0, byref(size)))
+        self.done(self.raw.terrace_gdn_workspace_bytes(byref(device), key_heads, value_heads, window, design, byref(size)))
         return size.value
 
     def prepare(self, device: Device, dtype: int) -> None:
         """Compiles and loads the kernels of one type of q."""
-        self._done(self._lib.terrace_gdn_prepare(byref(device), dtype))
+        self.done(self.raw.terrace_gdn_prepare(byref(device), dtype))
 
     def prefill(self, args: PrefillArgs) -> Path:
         """Queues a prefill; which path it took."""
-        return self._run(self._lib.terrace_gdn_prefill, args)
+        return self._run(self.raw.terrace_gdn_prefill, args)
 
     def decode(self, args: DecodeArgs) -> Path:
         """Queues a decode step; which path it took."""
-        return self._run(self._lib.terrace_gdn_decode, args)
+        return self._run(self.raw.terrace_gdn_decode, args)
 
     def _run(self, function: Any, args: PrefillArgs | DecodeArgs) -> Path:
         args.size, path = sizeof(args), Path()
-        self._done(function(byref(args), byref(path)))
+        self.done(function(byref(args), byref(path)))
         return path
 
-    def _done(self, status: int) -> None:
+    def done(self, status: int) -> None:
+        """Raises what a status other than 0 means."""
         if status:
-            text = self._lib.terrace_gdn_last_error().decode()
+            text = self.raw.terrace_gdn_last_error().decode()
             raise (GdnArgumentError if status == 1 else GdnError)(status, text)
 
 
