@@ -147,7 +147,7 @@ class Bench:
 
 
 def tune(bench):
-    lengths = [20] if bench.args.device == "cpu" else [256, 4128]
+    lengths = [20] if bench.args.device == "cpu" else [4128, 256]
     result = bench.run("tune", kind="tune", lengths=lengths, ours=True)
     if result and not bench.args.tiny:
         bench.checks.add("transformers calls FLA's rule", result["rule"].startswith("fla."), result["rule"])

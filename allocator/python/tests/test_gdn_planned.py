@@ -6,8 +6,9 @@ import os
 
 
 def planned() -> dict[str, int]:
-    import terrace
     import torch
+
+    import terrace
     from terrace import gdn
     from terrace.gdn import library, rule
 
