@@ -147,12 +147,21 @@ fn run_solve(args: &Solve, colour: bool, console: &mut Console<'_>) -> Result<u8
                 continue;
             }
         };
-        report_on(&verdict, args.format, colour && to_file.is_none(), &mut reports)?;
-        if let (true, Verdict::Fits(plan)) = (args.caching, &verdict) {
-            let beside = report::Beside::of(profile, plan)
-                .map_err(|error| Failure::Usage(format!("{}: {error}", profile.name)))?;
-            beside.write_text(&mut reports).map_err(|source| failed_write(Path::new("-"), source))?;
-        }
+        let beside = match &verdict {
+            Verdict::Fits(plan) if args.caching => {
+                let beside = report::Beside::of(profile, plan);
+                Some(beside.map_err(|error| Failure::Usage(format!("{}: {error}", profile.name)))?)
+            }
+            _ => None,
+        };
+        let written = match (&beside, args.format) {
+            (Some(beside), ReportFormat::Json) => beside.write_json(&verdict, &mut reports),
+            (beside, format) => {
+                report_on(&verdict, format, colour && to_file.is_none(), &mut reports)?;
+                beside.map_or(Ok(()), |beside| beside.write_text(&mut reports))
+            }
+        };
+        written.map_err(|source| failed_write(Path::new("-"), source))?;
         if let (Some(path), Verdict::Fits(plan)) = (&args.plan, &verdict) {
             Output::to(path, console.out).write(&plan.encode()?)?;
         }

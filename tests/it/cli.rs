@@ -88,10 +88,25 @@ fn a_plan_is_held_against_pytorchs_caching_allocator() {
     let text = plan(&["solve", "--caching", &profile]).text();
     assert!(text.ends_with(
         "beside PyTorch's caching allocator, simulated\n  default segments          14342422528 B  2.267 of the plan, the plan saves 8015943168 B\n  \
-         expandable segments        6612320256 B  1.045 of the plan, the plan saves 285840896 B\n"
+         expandable segments        6612320256 B  1.045 of the plan, the plan saves 285840896 B\n  \
+         recorded, reserved        14340325376 B  2.267 of the plan, the plan saves 8013846016 B\n"
     ), "{text}");
-    let refused = plan(&["solve", "--caching", "--format", "json", &profile]);
+    let json: Value =
+        serde_json::from_str(&plan(&["solve", "--caching", "--format", "json", &profile]).text()).unwrap();
+    assert_eq!((&json["makespan"], &json["peak_bytes"]), (&6_326_479_360_u64.into(), &6_326_479_360_u64.into()));
+    let expect = serde_json::json!({
+        "recorded": 14_340_325_376_u64, "segments": 14_342_422_528_u64, "expandable": 6_612_320_256_u64,
+        "saved_of_recorded": 8_013_846_016_u64, "saved_of_segments": 8_015_943_168_u64, "saved_of_expandable": 285_840_896,
+    });
+    assert_eq!(json["caching"], expect);
+    let refused = plan(&["solve", "--caching", "--format", "html", &profile]);
     assert_eq!(refused.status, BAD_INPUT);
+    // A file that says nothing of what was reserved.
+    let folder = tempfile::tempdir().unwrap();
+    let silent = folder.path().join("silent.profile");
+    fs::write(&silent, SMALL).unwrap();
+    let json = plan(&["solve", "--caching", "--format", "json", &string(&silent)]).text();
+    assert!(json.contains("\"caching\":{\"recorded\":null,"), "{json}");
 }
 
 #[test]

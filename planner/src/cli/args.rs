@@ -126,7 +126,7 @@ pub struct Solve {
     /// Where the report goes [default: standard output]
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// After a text report: what PyTorch's caching allocator would take for the same requests
+    /// In a text or json report: what PyTorch's caching allocator would take for the same requests
     #[arg(long)]
     pub caching: bool,
     #[command(flatten)]
@@ -353,8 +353,9 @@ impl Solve {
         if self.plan.as_ref().is_some_and(is_dash) && self.output.as_ref().is_none_or(is_dash) {
             return Err("-o - writes the plan to standard output; say with --output where the report goes".to_owned());
         }
-        if self.caching && self.format != ReportFormat::Text {
-            return Err(format!("--caching adds to a text report, and --format {} has no place for it", self.format));
+        if self.caching && !matches!(self.format, ReportFormat::Text | ReportFormat::Json) {
+            let format = self.format;
+            return Err(format!("--caching adds to a text or json report, and --format {format} has no place for it"));
         }
         if self.inputs.iter().filter(|input| is_dash(input)).count() > 1 {
             return Err("standard input can be read once; name - once".to_owned());
