@@ -9,15 +9,17 @@
 //! its goal always run to their end, and the lowest number wins. So equal problem and options give equal placements on any
 //! machine and any number of threads. Only [`Control::cancel`] can cut that short, and then the proof says so.
 
+mod exact;
 mod fit;
 mod improve;
 mod neighbours;
 mod order;
+mod race;
 mod search;
 mod skyline;
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrace_profiles::units::Offset;
 
@@ -26,9 +28,11 @@ use crate::options::{Effort, Options};
 use crate::plan::Proof;
 use crate::problem::{Placement, Problem};
 use crate::sweep::{self, Partition};
+use exact::{Exact, SEARCH_ORDERS};
 use fit::Rule;
 use neighbours::Neighbours;
-use search::Verdict;
+use race::{Stop, race};
+use search::Ground;
 
 /// How a solve is run, as opposed to what is asked: none of it changes the answer, unless `cancel` is set.
 #[derive(Clone, Copy, Default)]
@@ -84,9 +88,6 @@ const HEURISTICS: [Heuristic; 19] = [
 
 /// Of these the first so many are tried where someone waits for the answer.
 const QUICK_HEURISTICS: usize = 5;
-
-/// Static orders of the exact search, tried side by side.
-const SEARCH_ORDERS: [order::Order; 3] = ["WAT", "TAW", "TWA"];
 
 /// Larger parts are left to the heuristics and the local search.
 const MOST_SEARCHED_ITEMS: usize = 4096;
@@ -268,12 +269,12 @@ impl<'a> Attempt<'a> {
             Effort::Quick => self.heuristics(&HEURISTICS[..QUICK_HEURISTICS]),
             Effort::Full => {
                 self.heuristics(&HEURISTICS);
-                if self.makespan > self.goal {
+                // What the search finds at once needs no improving.
+                self.search(&SEARCH_ORDERS, true);
+                if !self.is_enough() {
                     self.improve();
                 }
-                if self.makespan > self.goal {
-                    self.search(&SEARCH_ORDERS);
-                }
+                self.search(&SEARCH_ORDERS, false);
             }
         }
         self.close();
@@ -292,7 +293,8 @@ impl<'a> Attempt<'a> {
                 // The search lowers an answer; this one it can always lower.
                 let pile = pile(self.part);
                 self.keep(self.top(&pile), pile, || "pile".to_owned());
-                self.search(&[order]);
+                self.search(&[order], true);
+                self.search(&[order], false);
             }
         }
         self.close();
@@ -306,7 +308,9 @@ impl<'a> Attempt<'a> {
 
     fn heuristics(&mut self, heuristics: &[Heuristic]) {
         self.say("trying orders");
-        let tries = self.race(
+        let tries = race(
+            self.threads(),
+            self.control.cancel,
             heuristics.len(),
             |index, stop| {
                 let offsets = if index == LAST_RESORT {
@@ -348,7 +352,7 @@ impl<'a> Attempt<'a> {
         // A fit looks at pairs, far cheaper than a search node: a quarter of the budget's time at most.
         let budget = self.options.budget_nodes.saturating_mul(16);
         let Some(neighbours) = self.neighbours() else { return };
-        let stop = Stop { cancel: self.control.cancel, ..Stop::never() };
+        let stop = Stop::when(self.control.cancel);
         let (offsets, visits) = improve::squeaky_wheel(self.part, neighbours, self.goal, budget, &stop);
         self.nodes += visits / 16;
         if let Some(offsets) = offsets {
@@ -356,117 +360,46 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Probes the goal, where a tight capacity prunes most; then lowers the best by one unit until refuted.
-    fn search(&mut self, orders: &[order::Order]) {
-        let fits = |attempt: &Self| attempt.room.is_some_and(|room| attempt.makespan <= room);
-        if self.part.len() > MOST_SEARCHED_ITEMS || self.neighbours().is_none() || fits(self) {
+    /// The exact search by these orders, first at the goal, then (unless `first`) wherever the answer may be.
+    fn search(&mut self, orders: &[order::Order], first: bool) {
+        if self.part.len() > MOST_SEARCHED_ITEMS || self.is_enough() {
             return;
         }
-        let mut left = self.options.budget_nodes;
-        let mut floor = self.goal;
-        // With a capacity only that is asked for; it may be refuted where the goal alone would be too hard.
-        let first = self.room.map_or(self.goal, |room| room.max(self.goal));
-        let mut capacity = first.min(self.makespan - 1);
-        let mut share = left / 2;
-        while left > 0 && self.makespan > floor && !fits(self) {
-            let spent = self.probe(orders, capacity, &mut floor, share.min(left));
-            left -= spent.min(left);
-            if self.cancelled() {
-                return;
-            }
-            // After the first probe, what is left goes into the step below the best.
-            if capacity == self.makespan - 1 && self.makespan > floor && spent >= share {
-                return;
-            }
-            capacity = self.makespan.saturating_sub(1).max(floor);
-            share = left;
-        }
-        self.optimal |= self.makespan <= floor;
-    }
-
-    /// One capacity, by all search orders side by side with doubling budgets. A refutation raises `floor`.
-    fn probe(&mut self, orders: &[order::Order], capacity: u64, floor: &mut u64, budget: u64) -> u64 {
+        let Some(ground) = self.neighbours().and_then(|neighbours| Ground::new(self.part, neighbours)) else { return };
         self.say("searching");
-        let mut spent = 0;
-        let mut each = 64 * self.part.len() as u64;
-        while spent < budget && !self.cancelled() {
-            let each_now = each.min((budget - spent).div_ceil(orders.len() as u64));
-            let tries = self.race(
-                orders.len(),
-                |index, stop| {
-                    let rank = order::ranks(self.part, orders[index]);
-                    let neighbours = self.neighbours().expect("search() asked for them");
-                    search::search(self.part, neighbours, &rank, capacity, each_now, stop)
-                },
-                |(verdict, _)| *verdict != Verdict::Spent,
-            );
-            let (mut decided, mut gave_up) = (false, false);
-            for (order, (verdict, nodes)) in orders.iter().zip(tries) {
-                spent += nodes;
-                self.nodes += nodes;
-                match verdict {
-                    Verdict::Found(offsets) => {
-                        self.keep(self.top(&offsets), offsets, || Strategy::Search(order).name());
-                        decided = true;
-                    }
-                    Verdict::Refuted => {
-                        *floor = (*floor).max(capacity + 1);
-                        decided = true;
-                    }
-                    Verdict::Exhausted => gave_up = true,
-                    Verdict::Spent => {}
+        let (floor, ceiling, cancel) = (self.goal, self.makespan, self.control.cancel);
+        let (threads, best, nodes) = (self.control.threads, None, 0);
+        let mut exact = Exact { ground: &ground, orders, threads, cancel, floor, ceiling, best, nodes };
+        let budget = self.options.budget_nodes;
+        match (self.room, first) {
+            // With a capacity only that is asked for; it may be refuted where the goal alone would be too hard.
+            (Some(room), true) => _ = exact.probe(room.max(self.goal).min(self.makespan - 1), budget / 4),
+            (Some(room), false) => {
+                let rest = budget - budget / 4;
+                if exact.probe(room.max(self.goal).min(self.makespan - 1), rest) && exact.floor > room {
+                    // It does not fit; how near it comes is still worth knowing.
+                    exact.close(rest.saturating_sub(exact.nodes));
                 }
             }
-            if gave_up {
-                // No budget changes this answer.
-                return budget;
-            }
-            if decided {
-                break;
-            }
-            each *= 2;
+            (None, true) => _ = exact.probe(self.goal, budget / 4),
+            (None, false) => exact.close(budget - budget / 4),
         }
-        spent
+        let Exact { floor, best, nodes, .. } = exact;
+        self.nodes += nodes;
+        if let Some((offsets, order)) = best {
+            self.keep(self.top(&offsets), offsets, || Strategy::Search(order).name());
+        }
+        self.goal = self.goal.max(floor);
     }
 
-    /// Runs tasks `0..count` on the control's threads. Returns the results up to the first that is `done`; tasks after it
-    /// are stopped or never begun, those before it always finish, so the answer does not depend on time.
-    fn race<T: Send + Sync>(
-        &self,
-        count: usize,
-        task: impl Fn(usize, &Stop<'_>) -> T + Sync,
-        done: impl Fn(&T) -> bool + Sync,
-    ) -> Vec<T> {
-        let (next, first_done) = (AtomicUsize::new(0), AtomicUsize::new(count));
-        let results: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
-        let work = || {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= count || index > first_done.load(Ordering::Acquire) {
-                    return;
-                }
-                let result = task(index, &Stop { cancel: self.control.cancel, first_done: Some(&first_done), index });
-                if done(&result) {
-                    first_done.fetch_min(index, Ordering::AcqRel);
-                }
-                let fresh = results[index].set(result).is_ok();
-                assert!(fresh, "each task runs once");
-            }
-        };
+    /// Whether the best so far need not get better: nothing can, or it fits where that is all that was asked.
+    fn is_enough(&self) -> bool {
+        self.makespan <= self.goal || self.room.is_some_and(|room| self.makespan <= room)
+    }
+
+    fn threads(&self) -> usize {
         // Threads cost more than small parts do.
-        let threads = if self.part.len() < 512 { 1 } else { self.control.threads.clamp(1, count) };
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
-        let kept = first_done.into_inner().saturating_add(1).min(count);
-        results
-            .into_iter()
-            .take(kept)
-            .map(|result| result.into_inner().expect("tasks up to the first done ran"))
-            .collect()
+        if self.part.len() < 512 { 1 } else { self.control.threads }
     }
 
     fn neighbours(&self) -> Option<&Neighbours> {
@@ -496,26 +429,6 @@ impl<'a> Attempt<'a> {
 
 /// The heuristic that runs even when cancelled, so that there is an answer: cheap on any input.
 const LAST_RESORT: usize = 1;
-
-/// Whether a running task should give up.
-pub struct Stop<'a> {
-    cancel: Option<&'a AtomicBool>,
-    first_done: Option<&'a AtomicUsize>,
-    index: usize,
-}
-
-impl Stop<'_> {
-    /// Never.
-    fn never() -> Self {
-        Self { cancel: None, first_done: None, index: 0 }
-    }
-
-    /// Whether to give up now: the caller cancelled, or a task with a lower number is done.
-    pub fn now(&self) -> bool {
-        self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed))
-            || self.first_done.is_some_and(|first| first.load(Ordering::Relaxed) < self.index)
-    }
-}
 
 impl Strategy {
     fn name(self) -> String {

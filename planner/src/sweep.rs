@@ -83,7 +83,7 @@ impl Partition {
     }
 
     /// What the item uses in which sections.
-    pub fn shape(&self, item: usize) -> impl Iterator<Item = Rect> + '_ {
+    pub fn shape(&self, item: usize) -> impl Iterator<Item = Rect> + Clone + '_ {
         let (whole, rects) = match &self.gaps {
             None => (Some(self.hull(item)), &[][..]),
             Some(gaps) => (None, &gaps.rects[gaps.start[item] as usize..gaps.start[item + 1] as usize]),

@@ -22,7 +22,11 @@ fn two_threads() -> Control<'static> {
 
 /// Solves and holds the answer against the optimum that an oracle knows.
 fn against_optimum(problem: &Problem, optimum: u64, case: &str) -> Solved {
-    let solved = solve(problem, &options(20_000), &two_threads()).unwrap();
+    against_optimum_within(20_000, problem, optimum, case)
+}
+
+fn against_optimum_within(budget_nodes: u64, problem: &Problem, optimum: u64, case: &str) -> Solved {
+    let solved = solve(problem, &options(budget_nodes), &two_threads()).unwrap();
     let makespan = solved.placement.makespan(problem).get();
     assert_eq!(check(problem, &solved.placement, None), Ok(()), "{case}");
     assert!(oracle::is_valid(problem, &offsets(&solved.placement)), "{case}");
@@ -172,6 +176,40 @@ fn public_instances_reach_what_was_promised() {
         let solved = solve(&problem, &options(0), &two_threads()).unwrap();
         let makespan = solved.placement.makespan(&problem).get();
         assert!(makespan <= most, "{name}: {makespan} > {most}");
+    }
+}
+
+/// The instances of minimalloc's paper, A to K, with their letters.
+fn challenging() -> Vec<(char, Problem)> {
+    let paths = corpus::instances().into_iter().filter(|path| path.to_string_lossy().contains("1048576"));
+    let letter = |path: &std::path::Path| path.file_name().unwrap().to_string_lossy().chars().next().unwrap();
+    let mut problems: Vec<_> = paths.map(|path| (letter(&path), problem_of(&path, Align::ONE))).collect();
+    problems.sort_by_key(|(letter, _)| *letter);
+    assert_eq!(problems.iter().map(|(letter, _)| letter).collect::<String>(), "ABCDEFGHIJK");
+    problems
+}
+
+#[test]
+fn a_to_k_fit_into_a_mebibyte_within_few_nodes() {
+    let capacity = Bytes::new(1 << 20);
+    let mut nodes = 0;
+    for (letter, problem) in challenging() {
+        let solved = solve(&problem, &Options { capacity, ..options(1_000_000) }, &two_threads()).unwrap();
+        assert_eq!(check(&problem, &solved.placement, capacity), Ok(()), "{letter}");
+        nodes += solved.proof.nodes;
+    }
+    // 442,000 is what a prototype of minimalloc's own search took.
+    assert!(nodes <= 250_000, "{nodes} nodes");
+}
+
+#[test]
+fn nine_of_a_to_k_are_proven_optimal() {
+    for (letter, problem) in challenging() {
+        let optimum = if letter == 'C' { 1_039_360 } else { 1 << 20 };
+        if !['D', 'J'].contains(&letter) {
+            let solved = against_optimum_within(1_000_000, &problem, optimum, &letter.to_string());
+            assert!(solved.proof.optimal, "{letter}");
+        }
     }
 }
 

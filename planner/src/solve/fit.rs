@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Stop;
 use super::neighbours::Neighbours;
+use super::race::Stop;
 use crate::sweep::Partition;
 
 /// Which of the gaps that are wide enough.
