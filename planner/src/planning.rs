@@ -9,7 +9,7 @@ use crate::lifetime;
 use crate::options::Options;
 use crate::plan::{Body, Plan, Proof, Slot};
 use crate::problem::{Placement, Problem};
-use crate::solve::{Control, solve};
+use crate::solve::{Control, Culprits, culprits, solve};
 
 /// The answer to a profile.
 #[derive(Clone, Debug)]
@@ -29,6 +29,8 @@ pub struct Refusal {
     pub best: Plan,
     /// Whether nothing can fit: the lower bound, or a finished search, says so. Otherwise a larger budget may find a plan.
     pub proven: bool,
+    /// If so, buffers that alone do not fit.
+    pub culprits: Option<Culprits>,
 }
 
 impl Verdict {
@@ -61,10 +63,18 @@ pub fn problem(profile: &Profile, options: &Options) -> Result<Problem, Error> {
 /// # Errors
 /// A profile that contradicts itself, or sizes that cannot be added up; that it does not fit is no error.
 pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Result<Verdict, Error> {
-    assemble(profile, options, |problem, _| {
+    let mut refuted = false;
+    let mut verdict = assemble(profile, options, |problem, _| {
         let solved = solve(problem, options, control)?;
+        refuted = solved.refuted;
         Ok((solved.placement, solved.proof))
-    })
+    })?;
+    if let Verdict::DoesNotFit(refusal) = &mut verdict {
+        refusal.proven |= refuted;
+        let proven = refusal.proven.then(|| culprits(refusal.best.problem(), refusal.capacity, options, control));
+        refusal.culprits = proven;
+    }
+    Ok(verdict)
 }
 
 /// The plan of a profile whose buffers already have their offsets, one for each in order of allocation, and whatever is
@@ -125,7 +135,7 @@ fn assemble(
         None => Verdict::Fits(Box::new(plan)),
         Some(capacity) => {
             let proven = plan.lower_bound().bytes > capacity || plan.proof().optimal;
-            Verdict::DoesNotFit(Box::new(Refusal { capacity, best: plan, proven }))
+            Verdict::DoesNotFit(Box::new(Refusal { capacity, best: plan, proven, culprits: None }))
         }
     })
 }

@@ -145,6 +145,7 @@ mod tests {
     use crate::plan::{Body, Plan, Proof, Slot};
     use crate::planning::Refusal;
     use crate::problem::{Buffer, Piece, Placement, Problem};
+    use crate::solve::Culprits;
 
     /// Bytes asked for, label, birth, death, offset.
     pub(super) type Row = (u64, &'static str, u64, u64, u64);
@@ -221,7 +222,12 @@ mod tests {
     /// [`SMALL`], refused.
     pub(super) fn refusal(capacity: u64, proven: bool) -> Verdict {
         let capacity = Bytes::new(capacity).unwrap();
-        Verdict::DoesNotFit(Box::new(Refusal { capacity, best: plan(SMALL), proven }))
+        Verdict::DoesNotFit(Box::new(Refusal {
+            capacity,
+            best: plan(SMALL),
+            proven,
+            culprits: proven.then(|| Culprits { buffers: vec![0, 1], minimal: true }),
+        }))
     }
 
     pub(super) fn show(plan: &Plan, format: ReportFormat) -> String {

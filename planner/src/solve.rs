@@ -9,6 +9,7 @@
 //! its goal always run to their end, and the lowest number wins. So equal problem and options give equal placements on any
 //! machine and any number of threads. Only [`Control::cancel`] can cut that short, and then the proof says so.
 
+mod culprits;
 mod exact;
 mod fit;
 mod improve;
@@ -23,11 +24,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrace_profiles::units::Offset;
 
+use crate::bound::lower_bound;
 use crate::error::Error;
 use crate::options::{Effort, Options};
 use crate::plan::Proof;
 use crate::problem::{Placement, Problem};
 use crate::sweep::{self, Partition};
+pub use culprits::{Culprits, culprits};
 use exact::{Exact, SEARCH_ORDERS};
 use fit::Rule;
 use neighbours::Neighbours;
@@ -52,6 +55,8 @@ pub struct Solved {
     pub placement: Placement,
     /// Their proof.
     pub proof: Proof,
+    /// Whether a capacity was asked for that nothing can meet, and that is proven.
+    pub refuted: bool,
 }
 
 /// A way to place all items of a part at once.
@@ -98,6 +103,8 @@ enum Strategy {
     Heuristic(Heuristic),
     SqueakyWheel,
     Search(order::Order),
+    /// The exact search by all its orders and nothing else: quick to prove, poor where it cannot.
+    Prove,
 }
 
 fn strategies() -> impl Iterator<Item = Strategy> {
@@ -142,12 +149,14 @@ fn portfolio(
     for (buffer, offset) in problem.buffers.iter().zip(&mut offsets) {
         *offset = buffer.fixed.map_or(0, Offset::get);
     }
+    let mut refuted = false;
     // Lanes share nothing, so each lies above those before it; the one with fixed offsets must lie at the base.
     let mut lanes: Vec<u32> = problem.buffers.iter().map(|buffer| buffer.lane).collect();
     lanes.sort_unstable();
     lanes.dedup();
     let pinned = |lane: &u32| !problem.buffers.iter().any(|buffer| buffer.lane == *lane && buffer.fixed.is_some());
     lanes.sort_by_key(|lane| (pinned(lane), *lane));
+    let stacked = lanes.len() > 1;
     let (mut base, mut widest) = (0_u64, 0);
     for lane in lanes {
         let coarsest = problem.buffers.iter().filter(|b| b.lane == lane).map(|b| b.align.get()).max().unwrap_or(1);
@@ -158,6 +167,8 @@ fn portfolio(
         let room = options.capacity.map(|capacity| capacity.get().saturating_sub(base));
         let lane = Lane { problem, lane, room, only, options, control };
         let Some(solved) = lane.solve(&mut offsets, base) else { return Ok(None) };
+        // Above a lane that might be smaller there might be more room.
+        refuted |= solved.refuted && proof.optimal;
         proof.optimal &= solved.optimal;
         proof.nodes += solved.nodes;
         proof.interrupted |= solved.interrupted;
@@ -167,8 +178,13 @@ fn portfolio(
         }
         base += solved.makespan;
     }
+    if stacked && problem.buffers.iter().any(|buffer| buffer.fixed.is_some()) {
+        // Under what is fixed there may be bytes that its lane never uses and another could.
+        proof.optimal &= base <= lower_bound(problem).bytes.get();
+    }
     let offsets = offsets.into_iter().map(|offset| Offset::new(offset).expect("validate() bounds every offset"));
-    Ok(Some(Solved { placement: Placement { offsets: offsets.collect() }, proof }))
+    refuted |= proof.optimal && options.capacity.is_some_and(|capacity| base > capacity.get());
+    Ok(Some(Solved { placement: Placement { offsets: offsets.collect() }, proof, refuted }))
 }
 
 /// The buffers of one lane, to be placed from a base.
@@ -187,6 +203,8 @@ struct Lane<'a> {
 struct Outcome {
     makespan: u64,
     optimal: bool,
+    /// Whether the room is proven too small.
+    refuted: bool,
     strategy: String,
     nodes: u64,
     interrupted: bool,
@@ -195,7 +213,9 @@ struct Outcome {
 impl Lane<'_> {
     fn solve(&self, offsets: &mut [u64], base: u64) -> Option<Outcome> {
         let (strategy, nodes, interrupted) = ("none".to_owned(), 0, false);
-        let mut lane = Outcome { makespan: self.floor(), optimal: true, strategy, nodes, interrupted };
+        let (makespan, optimal) = (self.floor(), true);
+        let refuted = self.room.is_some_and(|room| makespan > room);
+        let mut lane = Outcome { makespan, optimal, refuted, strategy, nodes, interrupted };
         for part in sweep::partitions(self.problem, self.lane) {
             // Nothing is gained below what an earlier part, or a single buffer, needs anyway.
             let goal = part.bound.max(lane.makespan / part.unit);
@@ -210,6 +230,7 @@ impl Lane<'_> {
                 offsets[id as usize] = base + attempt.offsets[item] * part.unit;
             }
             lane.nodes += attempt.nodes;
+            lane.refuted |= attempt.refuted;
             lane.interrupted |= attempt.interrupted;
             if makespan > lane.makespan || lane.strategy == "none" {
                 // The part that needs most decides: the others could not make the lane smaller.
@@ -239,6 +260,7 @@ struct Attempt<'a> {
     offsets: Vec<u64>,
     makespan: u64,
     optimal: bool,
+    refuted: bool,
     strategy: String,
     nodes: u64,
     interrupted: bool,
@@ -258,6 +280,7 @@ impl<'a> Attempt<'a> {
             offsets,
             makespan,
             optimal,
+            refuted: room.is_some_and(|room| part.bound > room),
             strategy,
             nodes,
             interrupted,
@@ -291,10 +314,17 @@ impl<'a> Attempt<'a> {
             Strategy::SqueakyWheel => self.improve(),
             Strategy::Search(order) => {
                 // The search lowers an answer; this one it can always lower.
-                let pile = pile(self.part);
-                self.keep(self.top(&pile), pile, || "pile".to_owned());
+                self.pile_up();
                 self.search(&[order], true);
                 self.search(&[order], false);
+            }
+            Strategy::Prove => {
+                self.pile_up();
+                for first in [true, false] {
+                    if !self.refuted {
+                        self.search(&SEARCH_ORDERS, first);
+                    }
+                }
             }
         }
         self.close();
@@ -331,9 +361,13 @@ impl<'a> Attempt<'a> {
         }
         if self.offsets.len() != self.part.len() {
             // Every heuristic gave up or was stopped: items in a pile always fit.
-            let pile = pile(self.part);
-            self.keep(self.top(&pile), pile, || "pile".to_owned());
+            self.pile_up();
         }
+    }
+
+    fn pile_up(&mut self) {
+        let pile = pile(self.part);
+        self.keep(self.top(&pile), pile, || "pile".to_owned());
     }
 
     fn place(&self, heuristic: Heuristic, stop: &Stop<'_>) -> Option<Vec<u64>> {
@@ -371,21 +405,16 @@ impl<'a> Attempt<'a> {
         let (threads, best, nodes) = (self.control.threads, None, 0);
         let mut exact = Exact { ground: &ground, orders, threads, cancel, floor, ceiling, best, nodes };
         let budget = self.options.budget_nodes;
-        match (self.room, first) {
+        let budget = if first { budget / 4 } else { budget - budget / 4 };
+        match self.room.filter(|room| *room >= self.goal) {
             // With a capacity only that is asked for; it may be refuted where the goal alone would be too hard.
-            (Some(room), true) => _ = exact.probe(room.max(self.goal).min(self.makespan - 1), budget / 4),
-            (Some(room), false) => {
-                let rest = budget - budget / 4;
-                if exact.probe(room.max(self.goal).min(self.makespan - 1), rest) && exact.floor > room {
-                    // It does not fit; how near it comes is still worth knowing.
-                    exact.close(rest.saturating_sub(exact.nodes));
-                }
-            }
-            (None, true) => _ = exact.probe(self.goal, budget / 4),
-            (None, false) => exact.close(budget - budget / 4),
+            Some(room) => _ = exact.probe(room, budget),
+            None if first => _ = exact.probe(self.goal, budget),
+            None => exact.close(budget),
         }
         let Exact { floor, best, nodes, .. } = exact;
         self.nodes += nodes;
+        self.refuted |= self.room.is_some_and(|room| room >= self.goal && floor > room);
         if let Some((offsets, order)) = best {
             self.keep(self.top(&offsets), offsets, || Strategy::Search(order).name());
         }
@@ -436,6 +465,7 @@ impl Strategy {
             Self::Heuristic(heuristic) => heuristic.name(),
             Self::SqueakyWheel => "squeaky-wheel".to_owned(),
             Self::Search(order) => format!("search/{order}"),
+            Self::Prove => "search".to_owned(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use terrace_planner::check::{Violation, check};
 use terrace_planner::problem::{Placement, Problem};
-use terrace_planner::solve::{Control, Solved, solve, solve_with, strategy_names};
+use terrace_planner::solve::{Control, Solved, culprits, solve, solve_with, strategy_names};
 use terrace_planner::{Options, Plan, Verdict, bound, plan};
 use terrace_profiles::units::{Align, Bytes, Offset};
 use terrace_tests::generate::{self, Features, Random};
@@ -290,6 +290,55 @@ fn a_capacity_below_the_bound_is_refused_with_its_witness() {
     let witness = &bound.witness[0];
     let sizes = witness.buffers.iter().map(|&index| refusal.best.problem().buffers[index as usize].size.get());
     assert_eq!(sizes.sum::<u64>(), bound.bytes.get(), "the witness adds up to the bound");
+    let culprits = refusal.culprits.expect("a refutation names its culprits");
+    let mut sizes: Vec<u64> =
+        culprits.buffers.iter().map(|&index| refusal.best.problem().buffers[index as usize].size.get()).collect();
+    sizes.sort_unstable();
+    assert!(culprits.minimal && sizes.iter().sum::<u64>() > 8 << 30);
+    assert!(sizes[1..].iter().sum::<u64>() <= 8 << 30, "without the smallest they fit");
+}
+
+/// The problem of some of the buffers.
+fn only(problem: &Problem, keep: &[u32]) -> Problem {
+    let place = |index: u32| keep.iter().position(|&kept| kept == index).map(|at| at as u32);
+    Problem {
+        buffers: keep.iter().map(|&index| problem.buffers[index as usize].clone()).collect(),
+        apart: problem.apart.iter().filter_map(|&(a, b)| Some((place(a)?, place(b)?))).collect(),
+    }
+}
+
+#[test]
+fn culprits_cannot_fit_and_each_of_them_is_needed() {
+    let each = [
+        Features::default(),
+        Features { aligns: true, ..Features::default() },
+        Features { gaps: true, fixed: true, ..Features::default() },
+        Features { apart: true, aligns: true, ..Features::default() },
+    ];
+    let (mut by_load, mut by_search) = (0, 0);
+    for (kind, features) in each.into_iter().enumerate() {
+        for seed in 0..150 {
+            let mut random = Random::new(7000 * kind as u64 + seed);
+            let count = 2 + random.below(6) as usize;
+            let problem = generate::problem(&mut random, count, 9, 9, features);
+            let optimum = oracle::ordered_optimum(&problem);
+            let Some(capacity) = optimum.checked_sub(1).and_then(Bytes::new) else { continue };
+            let options = Options { capacity: Some(capacity), ..options(20_000) };
+            let solved = solve(&problem, &options, &two_threads()).unwrap();
+            assert!(solved.refuted, "{features:?} seed {seed}");
+            let found = culprits(&problem, capacity, &options, &two_threads());
+            let what = format!("{features:?} seed {seed}: {found:?} of {problem:?} in {capacity}");
+            assert!(oracle::ordered_optimum(&only(&problem, &found.buffers)) > capacity.get(), "{what}");
+            assert!(found.minimal, "{what}");
+            for &spared in &found.buffers {
+                let rest: Vec<u32> = found.buffers.iter().copied().filter(|&index| index != spared).collect();
+                assert!(oracle::ordered_optimum(&only(&problem, &rest)) <= capacity.get(), "{spared} in {what}");
+            }
+            let loaded = bound::lower_bound(&problem).bytes > capacity;
+            (by_load, by_search) = (by_load + u32::from(loaded), by_search + u32::from(!loaded));
+        }
+    }
+    assert!(by_load > 300 && by_search > 20, "{by_load} by load, {by_search} by search");
 }
 
 #[test]

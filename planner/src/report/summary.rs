@@ -39,6 +39,10 @@ pub(crate) struct Summary {
     pub fits: bool,
     /// Whether nothing can fit, rather than that nothing was found.
     pub proven_not_to_fit: bool,
+    /// Where nothing can fit: buffers that alone do not, largest first.
+    pub culprits: Vec<Culprit>,
+    /// Whether each of them is known to be needed for that.
+    pub culprits_minimal: bool,
     pub fingerprint: String,
     pub profile_fingerprint: String,
     /// The buffer (of the problem) whose own end, and not the load, is the lower bound.
@@ -87,6 +91,16 @@ pub(crate) struct InUse {
     pub label_index: Option<u32>,
 }
 
+/// One of the storages that cannot all fit.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Culprit {
+    pub label: String,
+    /// All its bytes, rounded up.
+    pub bytes: Bytes,
+    pub birth: Tick,
+    pub death: Tick,
+}
+
 /// What the buffers of one label take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LabelFigures {
@@ -109,6 +123,8 @@ impl Summary {
                 short_bytes: summary.makespan.checked_sub(refusal.capacity),
                 fits: false,
                 proven_not_to_fit: refusal.proven,
+                culprits: refusal.culprits.as_ref().map_or_else(Vec::new, |known| named(&refusal.best, &known.buffers)),
+                culprits_minimal: refusal.culprits.as_ref().is_some_and(|known| known.minimal),
                 ..summary
             },
         }
@@ -137,6 +153,8 @@ impl Summary {
             short_bytes: None,
             fits: true,
             proven_not_to_fit: false,
+            culprits: Vec::new(),
+            culprits_minimal: false,
             fingerprint: plan.fingerprint().to_string(),
             profile_fingerprint: plan.profile().to_string(),
             bound_by_buffer: bound.buffer,
@@ -197,6 +215,19 @@ fn in_use_at_peak(plan: &Plan) -> Vec<InUse> {
         }
     }
     rows.sort_by_key(|row| (std::cmp::Reverse(row.bytes), row.offset, row.birth));
+    rows
+}
+
+fn named(plan: &Plan, storages: &[u32]) -> Vec<Culprit> {
+    let slots = slots_of_storages(plan);
+    let mut rows: Vec<Culprit> = Vec::with_capacity(storages.len());
+    for &storage in storages {
+        let buffer = &plan.problem().buffers[storage as usize];
+        let label = slots[storage as usize].first().map_or_else(String::new, |slot| plan.label(slot).to_owned());
+        let (bytes, birth, death) = (buffer.size, buffer.lifetime.start, buffer.lifetime.end);
+        rows.push(Culprit { label, bytes, birth, death });
+    }
+    rows.sort_by_key(|row| (std::cmp::Reverse(row.bytes), row.birth));
     rows
 }
 
