@@ -1,5 +1,7 @@
 //! The whole way: a profile in, a checked plan out, or the reason why it does not fit.
 
+use std::collections::{HashMap, VecDeque};
+
 use terrace_profiles::Profile;
 use terrace_profiles::units::{Bytes, Offset};
 
@@ -9,7 +11,7 @@ use crate::lifetime;
 use crate::options::Options;
 use crate::plan::{Body, Plan, Proof, Slot};
 use crate::problem::{Placement, Problem};
-use crate::solve::{Control, Culprits, culprits, solve};
+use crate::solve::{Control, Culprits, Solved, culprits, solve, solve_keeping};
 
 /// The answer to a profile.
 #[derive(Clone, Debug)]
@@ -63,9 +65,67 @@ pub fn problem(profile: &Profile, options: &Options) -> Result<Problem, Error> {
 /// # Errors
 /// A profile that contradicts itself, or sizes that cannot be added up; that it does not fit is no error.
 pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Result<Verdict, Error> {
+    planned(profile, options, control, |problem, _| solve(problem, options, control))
+}
+
+/// Plans the arena of a profile that has changed a little since `old`: as [`plan()`], with the same makespan or a smaller
+/// one, and as many buffers as possible where they were. Buffers have no identity across profiles: the k-th of a label and
+/// size in one answers to the k-th of them in the other, and what is left over then by label alone.
+///
+/// The old plan is part of the question, but not of the plan's fingerprint.
+///
+/// # Errors
+/// As [`plan()`].
+pub fn replan(profile: &Profile, old: &Plan, options: &Options, control: &Control<'_>) -> Result<Verdict, Error> {
+    planned(profile, options, control, |problem, openers| {
+        let wishes = wishes(profile, old, problem, openers);
+        let (mut solved, met) = solve_keeping(problem, &wishes, options, control)?;
+        let (all, strategy) = (problem.buffers.len(), &solved.proof.strategy);
+        solved.proof.strategy = format!("{strategy}, {met} of {all} offsets kept");
+        Ok(solved)
+    })
+}
+
+/// For each storage of the problem where its counterpart in the old plan lies; `openers` says which buffer opened each.
+fn wishes(profile: &Profile, old: &Plan, problem: &Problem, openers: &[u32]) -> Vec<Option<Offset>> {
+    let mut wishes = vec![None; problem.buffers.len()];
+    let lives = profile.lives().unwrap_or_default();
+    let label = |storage: usize| &profile.labels[lives[openers[storage] as usize].label.0 as usize];
+    let mut seen = vec![false; old.problem().buffers.len()];
+    let opened = |slot: &&Slot| !std::mem::replace(&mut seen[slot.storage as usize], true);
+    let before: Vec<&Slot> = old.slots().iter().filter(opened).collect();
+    let mut taken = vec![false; before.len()];
+    for by_size in [true, false] {
+        let size = |bytes: Bytes| by_size.then_some(bytes);
+        let mut places: HashMap<(&str, Option<Bytes>), VecDeque<usize>> = HashMap::new();
+        for (place, slot) in before.iter().enumerate().filter(|(place, _)| !taken[*place]) {
+            places.entry((old.label(slot), size(old.size(slot)))).or_default().push_back(place);
+        }
+        for (storage, wish) in wishes.iter_mut().enumerate().filter(|(_, wish)| wish.is_none()) {
+            let key = (label(storage).as_str(), size(problem.buffers[storage].size));
+            if let Some(place) = places.get_mut(&key).and_then(VecDeque::pop_front) {
+                *wish = Some(old.offset(before[place]));
+                taken[place] = true;
+            }
+        }
+    }
+    wishes
+}
+
+/// Solves and, where nothing fits, asks why.
+fn planned(
+    profile: &Profile,
+    options: &Options,
+    control: &Control<'_>,
+    solve: impl FnOnce(&Problem, &[u32]) -> Result<Solved, Error>,
+) -> Result<Verdict, Error> {
     let mut refuted = false;
-    let mut verdict = assemble(profile, options, |problem, _| {
-        let solved = solve(problem, options, control)?;
+    let mut verdict = assemble(profile, options, |problem, storage_of| {
+        let mut openers = vec![0; problem.buffers.len()];
+        for (buffer, &storage) in storage_of.iter().enumerate().rev() {
+            openers[storage as usize] = buffer as u32;
+        }
+        let solved = solve(problem, &openers)?;
         refuted = solved.refuted;
         Ok((solved.placement, solved.proof))
     })?;

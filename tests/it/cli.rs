@@ -119,6 +119,21 @@ fn the_report_of_a_small_profile_that_does_not_fit() {
 }
 
 #[test]
+fn a_plan_made_again_keeps_its_offsets() {
+    let (folder, small) = workbench();
+    let saved = string(&folder.path().join("small.plan"));
+    assert_eq!(plan(&["solve", &string(&small), "-o", &saved]).status, DONE);
+    let ran = plan(&["solve", "--keep", &saved, &string(&small)]);
+    assert_eq!((ran.status, ran.err.as_str()), (DONE, ""));
+    let kept = ran.text().lines().find(|line| line.contains("offsets kept")).unwrap().to_owned();
+    let counts: Vec<&str> = kept.split(' ').collect();
+    let at = counts.iter().position(|word| *word == "offsets").unwrap();
+    assert_eq!(counts[at - 3], counts[at - 1], "all of them: {kept}");
+    let ran = plan(&["solve", "--keep", &saved, &string(&small), &string(&small)]);
+    assert_eq!(ran.status, BAD_INPUT);
+}
+
+#[test]
 fn json_says_what_scripts_need() {
     let (_folder, small) = workbench();
     let ran = plan(&["solve", "--format", "json", &string(&small), &string(&small)]);

@@ -2,8 +2,8 @@
 
 use terrace_planner::check::{Violation, check};
 use terrace_planner::problem::{Placement, Problem};
-use terrace_planner::solve::{Control, Solved, culprits, solve, solve_with, strategy_names};
-use terrace_planner::{Options, Plan, Verdict, bound, plan};
+use terrace_planner::solve::{Control, Solved, culprits, solve, solve_keeping, solve_with, strategy_names};
+use terrace_planner::{Options, Plan, Verdict, bound, plan, replan};
 use terrace_profiles::units::{Align, Bytes, Offset};
 use terrace_tests::generate::{self, Features, Random};
 use terrace_tests::{corpus, oracle};
@@ -339,6 +339,66 @@ fn culprits_cannot_fit_and_each_of_them_is_needed() {
         }
     }
     assert!(by_load > 300 && by_search > 20, "{by_load} by load, {by_search} by search");
+}
+
+/// The most wishes that any placement meets that ends at or below `room`.
+fn most_kept(problem: &Problem, wishes: &[Option<Offset>], room: u64) -> usize {
+    let subsets = 0_u32..1 << problem.buffers.len();
+    let pinned = subsets.filter_map(|subset| {
+        let mut problem = problem.clone();
+        for (index, buffer) in problem.buffers.iter_mut().enumerate().filter(|(index, _)| subset >> index & 1 == 1) {
+            buffer.fixed = Some(wishes[index].filter(|wish| wish.is_aligned(buffer.align))?);
+        }
+        let fixed: Vec<u32> = (0..problem.buffers.len() as u32).filter(|index| subset >> index & 1 == 1).collect();
+        let offsets: Vec<u64> = fixed.iter().map(|&index| wishes[index as usize].unwrap().get()).collect();
+        let fits = oracle::is_valid(&only(&problem, &fixed), &offsets) && oracle::ordered_optimum(&problem) <= room;
+        fits.then_some(fixed.len())
+    });
+    pinned.max().unwrap_or(0)
+}
+
+#[test]
+fn a_plan_made_again_keeps_nearly_all_that_can_stay_and_costs_nothing() {
+    let (mut kept, mut possible) = (0, 0);
+    for seed in 0..150 {
+        let mut random = Random::new(seed);
+        let features = Features { aligns: seed % 2 == 0, gaps: seed % 3 == 0, ..Features::default() };
+        let before = generate::problem(&mut random, 6, 8, 9, features);
+        let old = solve(&before, &options(5_000), &two_threads()).unwrap();
+        let (mut after, mut moved) = (before.clone(), old.placement.clone());
+        mutate(&mut random, &mut after, &mut moved);
+        let fresh = solve(&after, &options(5_000), &two_threads()).unwrap();
+        let wishes: Vec<Option<Offset>> = old.placement.offsets.iter().copied().map(Some).collect();
+        let (solved, met) = solve_keeping(&after, &wishes, &options(5_000), &two_threads()).unwrap();
+        let room = fresh.placement.makespan(&after);
+        assert_eq!(check(&after, &solved.placement, Some(room)), Ok(()), "seed {seed}");
+        let stayed = solved.placement.offsets.iter().zip(&old.placement.offsets).filter(|(new, old)| new == old);
+        assert_eq!(met, stayed.count(), "seed {seed}");
+        kept += met;
+        possible += most_kept(&after, &wishes, room.get());
+    }
+    assert!(kept <= possible && kept * 100 >= possible * 97, "{kept} kept, {possible} could be");
+}
+
+#[test]
+fn nothing_moves_where_nothing_changed_and_little_where_one_buffer_grew() {
+    for path in corpus::recorded() {
+        let profile = corpus::read(&path);
+        let Verdict::Fits(old) = plan(&profile, &Options::default(), &two_threads()).unwrap() else { unreachable!() };
+        let again = replan(&profile, &old, &Options::default(), &two_threads()).unwrap();
+        assert_eq!(again.best().placement(), old.placement(), "{}", path.display());
+        let mut grown = old.problem().clone();
+        let smallest = (0..grown.buffers.len()).min_by_key(|&index| grown.buffers[index].size).unwrap();
+        let buffer = &mut grown.buffers[smallest];
+        buffer.size = Bytes::new(buffer.size.get() + buffer.align.get()).unwrap();
+        let wishes: Vec<Option<Offset>> = old.placement().offsets.iter().copied().map(Some).collect();
+        let fresh = solve(&grown, &Options::default(), &two_threads()).unwrap();
+        let (solved, met) = solve_keeping(&grown, &wishes, &Options::default(), &two_threads()).unwrap();
+        let all = grown.buffers.len();
+        let unmoved = fresh.placement.offsets.iter().zip(&old.placement().offsets).filter(|(a, b)| a == b).count();
+        assert!(solved.placement.makespan(&grown) <= fresh.placement.makespan(&grown), "{}", path.display());
+        assert!(met >= unmoved && met * 10 >= all * 9, "{met} of {all}, {unmoved} afresh: {}", path.display());
+    }
 }
 
 #[test]

@@ -114,6 +114,9 @@ pub struct Solve {
     /// Threads; the plan is the same for any number [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Keep as many offsets of this older plan as the arena's size allows
+    #[arg(long, value_name = "PLAN")]
+    pub keep: Option<PathBuf>,
     /// When buffers of different streams may share bytes
     #[arg(long, value_name = "RULE", default_value = "separate")]
     pub lanes: Lanes,
@@ -342,6 +345,7 @@ impl Solve {
     pub fn one_problem(&self) -> Option<String> {
         match (&self.plan, self.format) {
             (Some(_), _) => Some("-o".to_owned()),
+            _ if self.keep.is_some() => Some("--keep".to_owned()),
             (None, ReportFormat::Text | ReportFormat::Json) => None,
             (None, format) => Some(format!("--format {format}")),
         }
@@ -356,7 +360,7 @@ impl Solve {
         if self.caching && self.format != ReportFormat::Text {
             return Err(format!("--caching adds to a text report, and --format {} has no place for it", self.format));
         }
-        if self.inputs.iter().filter(|input| is_dash(input)).count() > 1 {
+        if self.inputs.iter().chain(&self.keep).filter(|input| is_dash(input)).count() > 1 {
             return Err("standard input can be read once; name - once".to_owned());
         }
         Ok(())

@@ -115,7 +115,7 @@ impl Halving<'_> {
 }
 
 /// The problem of some of the buffers.
-fn only(problem: &Problem, buffers: &[u32]) -> Problem {
+pub fn only(problem: &Problem, buffers: &[u32]) -> Problem {
     let mut place = vec![u32::MAX; problem.buffers.len()];
     for (at, &index) in (0..).zip(buffers) {
         place[index as usize] = at;
