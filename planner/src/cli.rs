@@ -197,6 +197,7 @@ fn run_diff(args: &Diff, console: &mut Console<'_>) -> Result<u8, Failure> {
 fn report_on(verdict: &Verdict, format: ReportFormat, colour: bool, out: &mut Vec<u8>) -> Result<(), Failure> {
     let written = match format {
         ReportFormat::Dot => out.write_all(graph::dot(verdict.best())?.as_bytes()),
+        ReportFormat::TfLite => out.write_all(&report::tflite(verdict.best())?),
         _ => report::write(verdict, format, colour, out),
     };
     written.map_err(|source| failed_write(Path::new("-"), source))

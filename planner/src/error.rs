@@ -96,4 +96,28 @@ pub enum Error {
         /// The most drawn.
         limit: usize,
     },
+    /// A buffer's label says no tensor.
+    #[error(
+        "label '{label}' does not end in the number of a tensor, which the tflite format needs; label each buffer so"
+    )]
+    NamesNoTensor {
+        /// The label.
+        label: String,
+    },
+    /// Two buffers claim one tensor.
+    #[error("two buffers at different offsets are named tensor {tensor}; give each tensor one buffer")]
+    TensorTwice {
+        /// The tensor.
+        tensor: u32,
+    },
+    /// An offset that the tflite format cannot hold.
+    #[error(
+        "'{label}' lies at offset {offset}, and offsets of TensorFlow Lite Micro end at 2147483647; plan a smaller arena"
+    )]
+    BeyondTflite {
+        /// The buffer's label.
+        label: String,
+        /// Where it lies.
+        offset: Offset,
+    },
 }

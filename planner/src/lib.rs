@@ -21,4 +21,4 @@ mod sweep;
 pub use error::Error;
 pub use options::{DEFAULT_BUDGET_NODES, Effort, FreeRule, LaneRule, Options};
 pub use plan::{PLAN_VERSION, Plan, Proof, Slot};
-pub use planning::{Refusal, Verdict, placed, plan, problem as problem_of, replan};
+pub use planning::{ArenaSize, Refusal, Verdict, arena_size, placed, plan, problem as problem_of, replan};

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use terrace_profiles::Profile;
 use terrace_profiles::units::{Bytes, Offset};
 
+use crate::bound::lower_bound;
 use crate::check::{Violation, check};
 use crate::error::Error;
 use crate::lifetime;
@@ -58,6 +59,31 @@ pub fn problem(profile: &Profile, options: &Options) -> Result<Problem, Error> {
     let (problem, _) = lifetime::problem(profile, &profile.lives()?, options)?;
     problem.validate()?;
     Ok(problem)
+}
+
+/// What an arena for a profile takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaSize {
+    /// What it takes.
+    pub bytes: Bytes,
+    /// What no arena can do without.
+    pub lower_bound: Bytes,
+    /// Whether no smaller arena would do.
+    pub optimal: bool,
+}
+
+/// How large the arena of a profile must be: the makespan of [`plan()`] with the same options, without making the plan or
+/// reserving anything.
+///
+/// # Errors
+/// As [`plan()`].
+pub fn arena_size(profile: &Profile, options: &Options, control: &Control<'_>) -> Result<ArenaSize, Error> {
+    let problem = problem(profile, options)?;
+    let solved = solve(&problem, options, control)?;
+    // The size is promised, so the placement behind it must be one.
+    check(&problem, &solved.placement, None)?;
+    let bytes = solved.placement.makespan(&problem);
+    Ok(ArenaSize { bytes, lower_bound: lower_bound(&problem).bytes, optimal: solved.proof.optimal })
 }
 
 /// Plans the arena of a profile.
@@ -233,6 +259,16 @@ mod tests {
         ] {
             assert_eq!(try_at(offsets).unwrap_err().to_string(), message);
         }
+    }
+
+    #[test]
+    fn the_size_is_that_of_the_plan() {
+        let options = Options::default();
+        let size = arena_size(&two(), &options, &Control::default()).unwrap();
+        let verdict = plan(&two(), &options, &Control::default()).unwrap();
+        let plan = verdict.best();
+        let wanted = (plan.makespan(), plan.lower_bound().bytes, plan.proof().optimal);
+        assert_eq!((size.bytes, size.lower_bound, size.optimal), wanted);
     }
 
     #[test]

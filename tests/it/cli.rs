@@ -134,6 +134,30 @@ fn a_plan_made_again_keeps_its_offsets() {
 }
 
 #[test]
+fn the_offline_plan_of_tflite_holds_the_offset_of_each_tensor() {
+    let (folder, small) = workbench();
+    let csv = folder.path().join("model.csv");
+    fs::write(&csv, "id,lower,upper,size\n0,0,2,64\n3,1,4,32\n1,2,5,48\n").unwrap();
+    let metadata = string(&folder.path().join("plan.bin"));
+    let ran = plan(&["solve", "--align", "16", "--format", "tflite", "--output", &metadata, &string(&csv)]);
+    assert_eq!((ran.status, ran.err.as_str()), (DONE, ""));
+    let bytes = fs::read(&metadata).unwrap();
+    let words: Vec<i32> = bytes.chunks_exact(4).map(|word| i32::from_le_bytes(word.try_into().unwrap())).collect();
+    assert_eq!(
+        (&words[..3], words.len(), words[5]),
+        (&[1, 0, 4][..], 7, -1),
+        "version, subgraph, tensors; no tensor 2"
+    );
+    let (zero, one, three) = (words[3], words[4], words[6]);
+    assert!([zero, one, three].iter().all(|offset| offset % 16 == 0 && (0..96).contains(offset)), "{words:?}");
+    assert!(three >= zero + 64 || zero >= three + 32, "tensors 0 and 3 meet: {words:?}");
+    assert!(three >= one + 48 || one >= three + 32, "tensors 1 and 3 meet: {words:?}");
+    let ran = plan(&["solve", "--format", "tflite", &string(&small)]);
+    assert_eq!(ran.status, BAD_INPUT);
+    assert!(ran.err.contains("does not end in the number of a tensor"), "{}", ran.err);
+}
+
+#[test]
 fn json_says_what_scripts_need() {
     let (_folder, small) = workbench();
     let ran = plan(&["solve", "--format", "json", &string(&small), &string(&small)]);

@@ -123,7 +123,7 @@ pub struct Solve {
     /// Which free ends a buffer's life
     #[arg(long, value_name = "RULE", default_value = "completed")]
     pub free: Free,
-    /// The report: text, json, html, svg, dot or torch-snapshot
+    /// The report: text, json, html, svg, dot, torch-snapshot or tflite (offline plan of TensorFlow Lite Micro)
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub format: ReportFormat,
     /// Where the report goes [default: standard output]
@@ -141,7 +141,7 @@ pub struct Show {
     /// The plan; - for standard input
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
-    /// The report: text, json, html, svg, dot or torch-snapshot
+    /// The report: text, json, html, svg, dot, torch-snapshot or tflite (offline plan of TensorFlow Lite Micro)
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub format: ReportFormat,
     /// Where the report goes [default: standard output]
