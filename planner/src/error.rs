@@ -1,6 +1,6 @@
 //! The one error of this crate. Each prints as one sentence that names the culprit and what to do.
 
-use terrace_profiles::units::{Align, Offset};
+use terrace_profiles::units::{Align, Bytes, Offset};
 
 use crate::check::Violation;
 
@@ -38,6 +38,34 @@ pub enum Error {
         second: usize,
         /// A tick at which both are in use.
         tick: u64,
+    },
+    /// A fixed buffer lies where nothing may.
+    #[error("buffer {buffer} is fixed where bytes {from} to {to} are reserved; reserve others, or move the buffer")]
+    FixedInReserved {
+        /// The buffer.
+        buffer: usize,
+        /// First reserved byte.
+        from: Offset,
+        /// First byte after it; the same for a border between segments.
+        to: Offset,
+    },
+    /// A buffer fits into no segment.
+    #[error("buffer {buffer} takes {size}, rounded up, more than the largest segment of {segment}; raise --segment")]
+    LargerThanSegment {
+        /// The buffer.
+        buffer: usize,
+        /// Its bytes.
+        size: Bytes,
+        /// The largest segment.
+        segment: Bytes,
+    },
+    /// Segments so small that an arena would be cut too often.
+    #[error("segments of {segment} cut the arena more than {limit} times; raise --segment")]
+    TooManySegments {
+        /// The largest segment.
+        segment: Bytes,
+        /// The most cuts.
+        limit: u64,
     },
     /// Lanes are stacked on each other; only one can have offsets given from outside.
     #[error(

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use terrace_profiles::units::{Align, Bytes};
 
+use crate::problem::Reserved;
+
 /// What is asked of the planner. Two plans with equal profile and options are equal byte for byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
@@ -10,6 +12,10 @@ pub struct Options {
     pub align: Align,
     /// The plan must fit under it. With one, the exact search stops as soon as it fits.
     pub capacity: Option<Bytes>,
+    /// Bytes of the arena that no buffer may take, and borders that none may cross.
+    pub reserved: Vec<Reserved>,
+    /// The arena is made of segments of this many bytes, and each buffer lies in one of them.
+    pub segment: Option<Bytes>,
     /// When buffers of different lanes may share bytes.
     pub lanes: LaneRule,
     /// Which of a buffer's two ends counts.
@@ -63,6 +69,8 @@ impl Default for Options {
         Self {
             align: Align::DEFAULT,
             capacity: None,
+            reserved: Vec::new(),
+            segment: None,
             lanes: LaneRule::default(),
             free: FreeRule::default(),
             budget_nodes: DEFAULT_BUDGET_NODES,

@@ -180,8 +180,8 @@ fn portfolio(
         }
         base += solved.makespan;
     }
-    if stacked && problem.buffers.iter().any(|buffer| buffer.fixed.is_some()) {
-        // Under what is fixed there may be bytes that its lane never uses and another could.
+    if stacked && (!problem.reserved.is_empty() || problem.buffers.iter().any(|buffer| buffer.fixed.is_some())) {
+        // Under what is fixed or reserved there may be bytes that its lane never uses and another could.
         proof.optimal &= base <= lower_bound(problem).bytes.get();
     }
     let offsets = offsets.into_iter().map(|offset| Offset::new(offset).expect("validate() bounds every offset"));
@@ -218,7 +218,7 @@ impl Lane<'_> {
         let (makespan, optimal) = (self.floor(), true);
         let refuted = self.room.is_some_and(|room| makespan > room);
         let mut lane = Outcome { makespan, optimal, refuted, strategy, nodes, interrupted };
-        for part in sweep::partitions(self.problem, self.lane) {
+        for part in sweep::partitions(self.problem, self.lane, base) {
             // Nothing is gained below what an earlier part, or a single buffer, needs anyway.
             let goal = part.bound.max(lane.makespan / part.unit);
             let room = self.room.map(|room| room / part.unit);

@@ -134,6 +134,27 @@ fn a_plan_made_again_keeps_its_offsets() {
 }
 
 #[test]
+fn reserved_bytes_and_cuts_between_segments_stay_free() {
+    let (folder, _) = workbench();
+    let csv = folder.path().join("four.csv");
+    fs::write(&csv, "id,lower,upper,size\na,0,2,600\nb,0,2,600\nc,0,2,300\nd,0,2,120\n").unwrap();
+    let solve =
+        |more: &[&str]| plan(&[&["solve", "--align", "1", "--format", "json"], more, &[&string(&csv)]].concat());
+    let makespan = |more: &[&str]| solve(more).json()[0]["makespan"].as_u64().unwrap();
+    assert_eq!(makespan(&[]), 1620);
+    assert_eq!(makespan(&["--reserve", "0..1KiB"]), 1024 + 1620);
+    assert_eq!(makespan(&["--segment", "1000"]), 1000 + 600 + 120);
+    assert_eq!(makespan(&["--segment", "1000", "--reserve", "500..600"]), 2000 + 600);
+    let refused = |more: &[&str], sentence: &str| {
+        let ran = solve(more);
+        assert_eq!(ran.status, BAD_INPUT);
+        assert!(ran.err.contains(sentence), "{}", ran.err);
+    };
+    refused(&["--segment", "500"], "buffer 0 takes 600 B, rounded up, more than the largest segment of 500 B");
+    refused(&["--reserve", "9..3"], "'9..3' is not a range of bytes");
+}
+
+#[test]
 fn the_offline_plan_of_tflite_holds_the_offset_of_each_tensor() {
     let (folder, small) = workbench();
     let csv = folder.path().join("model.csv");

@@ -53,12 +53,16 @@ fn up_to_eight_buffers_are_solved_to_the_optimum_that_all_orders_of_first_fit_gi
 
 #[test]
 fn constraints_hold_and_optima_agree_with_all_orders_of_first_fit() {
-    let all = Features { aligns: true, gaps: true, fixed: true, lanes: false, apart: true, windows: false };
+    let all =
+        Features { aligns: true, gaps: true, fixed: true, lanes: false, apart: true, windows: false, reserved: true };
     let each = [
         Features { aligns: true, ..Features::default() },
         Features { gaps: true, ..Features::default() },
         Features { fixed: true, ..Features::default() },
         Features { apart: true, ..Features::default() },
+        Features { reserved: true, ..Features::default() },
+        Features { reserved: true, aligns: true, gaps: true, ..Features::default() },
+        Features { lanes: true, reserved: true, ..Features::default() },
         Features { lanes: true, aligns: true, gaps: true, ..Features::default() },
         all,
     ];
@@ -87,7 +91,8 @@ fn partly_used_buffers_agree_with_trying_every_offset() {
 fn the_two_oracles_agree() {
     for seed in 0..60 {
         let mut random = Random::new(seed);
-        let features = Features { aligns: true, gaps: true, apart: true, ..Features::default() };
+        let features =
+            Features { aligns: true, gaps: true, apart: true, reserved: seed % 2 == 0, ..Features::default() };
         let problem = generate::problem(&mut random, 4, 4, 6, features);
         assert_eq!(oracle::exhaustive_optimum(&problem), oracle::ordered_optimum(&problem), "seed {seed}");
     }
@@ -95,7 +100,8 @@ fn the_two_oracles_agree() {
 
 #[test]
 fn every_strategy_passes_the_check_on_random_problems_with_every_constraint() {
-    let features = Features { aligns: true, gaps: true, windows: true, fixed: true, lanes: false, apart: true };
+    let features =
+        Features { aligns: true, gaps: true, windows: true, fixed: true, lanes: false, apart: true, reserved: true };
     for seed in 0..40 {
         let mut random = Random::new(seed);
         let problem = generate::problem(&mut random, 40, 50, 30, features);
@@ -304,6 +310,7 @@ fn only(problem: &Problem, keep: &[u32]) -> Problem {
     Problem {
         buffers: keep.iter().map(|&index| problem.buffers[index as usize].clone()).collect(),
         apart: problem.apart.iter().filter_map(|&(a, b)| Some((place(a)?, place(b)?))).collect(),
+        reserved: problem.reserved.clone(),
     }
 }
 
@@ -313,6 +320,7 @@ fn culprits_cannot_fit_and_each_of_them_is_needed() {
         Features::default(),
         Features { aligns: true, ..Features::default() },
         Features { gaps: true, fixed: true, ..Features::default() },
+        Features { reserved: true, ..Features::default() },
         Features { apart: true, aligns: true, ..Features::default() },
     ];
     let (mut by_load, mut by_search) = (0, 0);

@@ -7,10 +7,11 @@ use clap::{Parser, Subcommand, ValueEnum};
 use terrace_profiles::kv;
 use terrace_profiles::serving::{self, MambaMode, Share};
 use terrace_profiles::synth::{Engine, Lifetimes, Part};
-use terrace_profiles::units::{Align, Bytes};
+use terrace_profiles::units::{Align, Bytes, Offset};
 use terrace_profiles::{Limits, StepSelector, import};
 
 use crate::options::{DEFAULT_BUDGET_NODES, FreeRule, LaneRule, Options};
+use crate::problem::Reserved;
 use crate::report::ReportFormat;
 
 /// Plan every byte an inference forward needs, before it runs
@@ -117,6 +118,12 @@ pub struct Solve {
     /// Keep as many offsets of this older plan as the arena's size allows
     #[arg(long, value_name = "PLAN")]
     pub keep: Option<PathBuf>,
+    /// Bytes that no buffer may take, such as 0..4KiB; may be given several times
+    #[arg(long, value_name = "FROM..TO", value_parser = reserved)]
+    pub reserve: Vec<Reserved>,
+    /// The largest piece of memory there is: the arena is cut into such, and no buffer lies across a cut
+    #[arg(long, value_name = "BYTES")]
+    pub segment: Option<Bytes>,
     /// When buffers of different streams may share bytes
     #[arg(long, value_name = "RULE", default_value = "separate")]
     pub lanes: Lanes,
@@ -323,6 +330,8 @@ impl Solve {
         Options {
             align: self.align,
             capacity: self.capacity,
+            reserved: self.reserve.clone(),
+            segment: self.segment,
             lanes: match self.lanes {
                 Lanes::Separate => LaneRule::Separate,
                 Lanes::Ordered => LaneRule::Ordered,
@@ -369,6 +378,15 @@ impl Solve {
 
 fn kv_format(name: &str) -> Result<kv::Format, String> {
     kv::Format::named(name).map_err(|error| error.to_string())
+}
+
+/// Reads `0..4KiB`.
+fn reserved(text: &str) -> Result<Reserved, String> {
+    let wrong = || format!("'{text}' is not a range of bytes: write it as 0..4KiB, the smaller first");
+    let (from, to) = text.split_once("..").ok_or_else(wrong)?;
+    let offset = |text: &str| text.parse::<Bytes>().ok().and_then(|bytes| Offset::new(bytes.get())).ok_or_else(wrong);
+    let reserved = Reserved { from: offset(from)?, to: offset(to)? };
+    if reserved.from < reserved.to { Ok(reserved) } else { Err(wrong()) }
 }
 
 /// Reads `10s`, `500ms` or `2m`.

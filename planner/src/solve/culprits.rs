@@ -122,5 +122,6 @@ pub fn only(problem: &Problem, buffers: &[u32]) -> Problem {
     }
     let kept: Vec<Buffer> = buffers.iter().map(|&index| problem.buffers[index as usize].clone()).collect();
     let pairs = problem.apart.iter().map(|&(a, b)| (place[a as usize], place[b as usize]));
-    Problem { buffers: kept, apart: pairs.filter(|&(a, b)| a != u32::MAX && b != u32::MAX).collect() }
+    let apart = pairs.filter(|&(a, b)| a != u32::MAX && b != u32::MAX).collect();
+    Problem { buffers: kept, apart, reserved: problem.reserved.clone() }
 }

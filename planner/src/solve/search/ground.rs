@@ -76,7 +76,14 @@ impl<'a> Ground<'a> {
         });
         let in_section = Lists::new(sections, cells, 0);
         // From the top down: what is left to place is counted from the capacity.
-        let obstacles = part.obstacles.iter().rev().flat_map(|obstacle| {
+        let everywhere = |&(from, to): &(u64, u64)| Rect { from, to, first: 0, last: sections as u32 };
+        let mut obstacles: Vec<Rect> = part.reserved.iter().filter(|(from, to)| from < to).map(everywhere).collect();
+        if obstacles.len().saturating_mul(sections) > MOST_CELLS {
+            return None;
+        }
+        obstacles.extend(&part.obstacles);
+        obstacles.sort_unstable_by(|one, other| other.cmp(one));
+        let obstacles = obstacles.iter().flat_map(|obstacle| {
             (obstacle.first..obstacle.last).map(move |section| (section, (obstacle.from as i64, obstacle.to as i64)))
         });
         let fixed = Lists::new(sections, obstacles, (0, 0));
@@ -92,9 +99,7 @@ impl<'a> Ground<'a> {
             first: part.first.clone(),
             reach,
             solid: !part.is_windowed(),
-            anywhere: part.obstacles.is_empty()
-                && part.keep_off.is_empty()
-                && part.align.iter().all(|&align| align == 1),
+            anywhere: part.is_open() && part.align.iter().all(|&align| align == 1),
             rects,
             in_section,
             fixed,
