@@ -59,6 +59,18 @@ pub enum Error {
         /// The largest segment.
         segment: Bytes,
     },
+    /// A space or segment ends where a buffer's own alignment breaks.
+    #[error(
+        "buffer {buffer} is aligned to {align}, but a space or segment ends at byte {border}; make each a multiple of {align}"
+    )]
+    BorderNotAligned {
+        /// The buffer.
+        buffer: usize,
+        /// Its alignment.
+        align: Align,
+        /// Where the space or segment ends in the arena.
+        border: Offset,
+    },
     /// Segments so small that an arena would be cut too often.
     #[error("segments of {segment} cut the arena more than {limit} times; raise --segment")]
     TooManySegments {

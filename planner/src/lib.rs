@@ -16,6 +16,7 @@ mod planning;
 pub mod problem;
 pub mod report;
 pub mod solve;
+pub mod spaces;
 mod sweep;
 
 pub use error::Error;

@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::graph::{self, Graph};
 use crate::options::Options;
 use crate::problem::{Buffer, Piece, Problem, Reserved};
+use crate::spaces::{self, MOST_BORDERS};
 
 /// The problem of a checked profile, and for each buffer of the profile the index of its storage in the problem.
 pub fn problem(profile: &Profile, lives: &[Life], options: &Options) -> Result<(Problem, Vec<u32>), Error> {
@@ -29,12 +30,10 @@ pub fn problem(profile: &Profile, lives: &[Life], options: &Options) -> Result<(
     Ok((Problem { buffers, apart: graph.apart, reserved }, graph.storage_of))
 }
 
-/// Borders between segments, at most.
-const MOST_BORDERS: u64 = 1 << 16;
-
-/// What is reserved, and a border wherever a segment may end below everything piled up.
+/// What is reserved, the borders of the spaces, and one wherever a segment may end below everything piled up.
 fn reserved(buffers: &[Buffer], options: &Options) -> Result<Vec<Reserved>, Error> {
     let mut reserved = options.reserved.clone();
+    reserved.extend(spaces::borders(&options.spaces, options.align, buffers)?);
     if let Some(segment) = options.segment {
         let larger = |(_, buffer): &(usize, &Buffer)| buffer.size > segment;
         if let Some((buffer, Buffer { size, .. })) = buffers.iter().enumerate().find(larger) {

@@ -79,7 +79,7 @@ pub struct ArenaSize {
 /// As [`plan()`].
 pub fn arena_size(profile: &Profile, options: &Options, control: &Control<'_>) -> Result<ArenaSize, Error> {
     let problem = problem(profile, options)?;
-    let solved = solve(&problem, options, control)?;
+    let solved = solve(&problem, &options.within_spaces(), control)?;
     // The size is promised, so the placement behind it must be one.
     check(&problem, &solved.placement, None)?;
     let bytes = solved.placement.makespan(&problem);
@@ -91,6 +91,7 @@ pub fn arena_size(profile: &Profile, options: &Options, control: &Control<'_>) -
 /// # Errors
 /// A profile that contradicts itself, or sizes that cannot be added up; that it does not fit is no error.
 pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Result<Verdict, Error> {
+    let options = &options.within_spaces();
     planned(profile, options, control, |problem, _| solve(problem, options, control))
 }
 
@@ -103,6 +104,7 @@ pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Resu
 /// # Errors
 /// As [`plan()`].
 pub fn replan(profile: &Profile, old: &Plan, options: &Options, control: &Control<'_>) -> Result<Verdict, Error> {
+    let options = &options.within_spaces();
     planned(profile, options, control, |problem, openers| {
         let wishes = wishes(profile, old, problem, openers);
         let (mut solved, met) = solve_keeping(problem, &wishes, options, control)?;
@@ -169,7 +171,7 @@ fn planned(
 /// # Errors
 /// As [`plan()`]; and offsets that are not one for each buffer, or that the check refuses.
 pub fn placed(profile: &Profile, options: &Options, offsets: &[Offset], proof: Proof) -> Result<Verdict, Error> {
-    assemble(profile, options, |problem, storage_of| {
+    assemble(profile, &options.within_spaces(), |problem, storage_of| {
         problem.validate()?;
         if offsets.len() != storage_of.len() {
             return Err(Violation::WrongCount { offsets: offsets.len(), buffers: storage_of.len() }.into());

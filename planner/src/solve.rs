@@ -59,6 +59,8 @@ pub struct Solved {
     pub proof: Proof,
     /// Whether a capacity was asked for that nothing can meet, and that is proven.
     pub refuted: bool,
+    /// The lanes and where each begins.
+    bases: Vec<(u32, u64)>,
 }
 
 /// A way to place all items of a part at once.
@@ -151,7 +153,7 @@ fn portfolio(
     for (buffer, offset) in problem.buffers.iter().zip(&mut offsets) {
         *offset = buffer.fixed.map_or(0, Offset::get);
     }
-    let mut refuted = false;
+    let (mut refuted, mut bases) = (false, Vec::new());
     // Lanes share nothing, so each lies above those before it; the one with fixed offsets must lie at the base.
     let mut lanes: Vec<u32> = problem.buffers.iter().map(|buffer| buffer.lane).collect();
     lanes.sort_unstable();
@@ -166,6 +168,7 @@ fn portfolio(
         // A hole between lanes is not part of either lane's bound.
         proof.optimal &= aligned == base;
         base = aligned;
+        bases.push((lane, base));
         let room = options.capacity.map(|capacity| capacity.get().saturating_sub(base));
         let lane = Lane { problem, lane, room, only, options, control };
         let Some(solved) = lane.solve(&mut offsets, base) else { return Ok(None) };
@@ -186,7 +189,7 @@ fn portfolio(
     }
     let offsets = offsets.into_iter().map(|offset| Offset::new(offset).expect("validate() bounds every offset"));
     refuted |= proof.optimal && options.capacity.is_some_and(|capacity| base > capacity.get());
-    Ok(Some(Solved { placement: Placement { offsets: offsets.collect() }, proof, refuted }))
+    Ok(Some(Solved { placement: Placement { offsets: offsets.collect() }, proof, refuted, bases }))
 }
 
 /// The buffers of one lane, to be placed from a base.

@@ -155,6 +155,29 @@ fn reserved_bytes_and_cuts_between_segments_stay_free() {
 }
 
 #[test]
+fn several_memories_are_filled_in_order_and_the_report_says_how() {
+    let (folder, _) = workbench();
+    let csv = folder.path().join("four.csv");
+    fs::write(&csv, "id,lower,upper,size\na,0,2,600\nb,0,2,600\nc,0,2,300\nd,0,2,120\n").unwrap();
+    let solve =
+        |more: &[&str]| plan(&[&["solve", "--align", "1", "--format", "json"], more, &[&string(&csv)]].concat());
+    let ran = solve(&["--space", "800", "--space", "1400/700"]);
+    assert_eq!(ran.status, DONE);
+    let spaces = ran.json()[0]["spaces"].clone();
+    let bytes = |space: usize| spaces[space]["bytes"].as_u64().unwrap();
+    assert_eq!((&spaces[0]["capacity"], &spaces[1]["offset"]), (&800.into(), &800.into()));
+    assert!(bytes(0) <= 800 && bytes(1) <= 1400 && bytes(0) + bytes(1) >= 1620, "{spaces}");
+    // 600, 600 and 300 need a piece each.
+    let ran = solve(&["--space", "800", "--space", "800"]);
+    assert_eq!((ran.status, ran.json()[0]["proven_not_to_fit"].as_bool()), (FINDING, Some(true)));
+    let ran = solve(&["--space", "500", "--space", "2000/500"]);
+    assert_eq!(ran.status, BAD_INPUT);
+    assert!(ran.err.contains("buffer 0 takes 600 B"), "{}", ran.err);
+    let text = plan(&["solve", "--align", "1", "--space", "1KiB", "--space", "1KiB", &string(&csv)]);
+    assert!(text.text().contains("2 spaces, filled in this order"), "{}", text.text());
+}
+
+#[test]
 fn the_offline_plan_of_tflite_holds_the_offset_of_each_tensor() {
     let (folder, small) = workbench();
     let csv = folder.path().join("model.csv");

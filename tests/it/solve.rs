@@ -3,6 +3,7 @@
 use terrace_planner::check::{Violation, check};
 use terrace_planner::problem::{Placement, Problem};
 use terrace_planner::solve::{Control, Solved, culprits, solve, solve_keeping, solve_with, strategy_names};
+use terrace_planner::spaces::Space;
 use terrace_planner::{Options, Plan, Verdict, bound, plan, replan};
 use terrace_profiles::units::{Align, Bytes, Offset};
 use terrace_tests::generate::{self, Features, Random};
@@ -370,7 +371,8 @@ fn a_plan_made_again_keeps_nearly_all_that_can_stay_and_costs_nothing() {
     let (mut kept, mut possible) = (0, 0);
     for seed in 0..150 {
         let mut random = Random::new(seed);
-        let features = Features { aligns: seed % 2 == 0, gaps: seed % 3 == 0, ..Features::default() };
+        let mut features = Features { aligns: seed % 2 == 0, gaps: seed % 3 == 0, ..Features::default() };
+        (features.lanes, features.reserved) = (seed % 5 == 0, seed % 7 == 0);
         let before = generate::problem(&mut random, 6, 8, 9, features);
         let old = solve(&before, &options(5_000), &two_threads()).unwrap();
         let (mut after, mut moved) = (before.clone(), old.placement.clone());
@@ -386,6 +388,47 @@ fn a_plan_made_again_keeps_nearly_all_that_can_stay_and_costs_nothing() {
         possible += most_kept(&after, &wishes, room.get());
     }
     assert!(kept <= possible && kept * 100 >= possible * 97, "{kept} kept, {possible} could be");
+}
+
+/// Whether buffers can be dealt to pieces of memory so that each deals with its own, by trying every deal.
+fn can_be_dealt(problem: &Problem, pieces: &[u64]) -> bool {
+    let (count, ways) = (problem.buffers.len() as u32, pieces.len() as u64);
+    (0..ways.pow(count)).any(|deal| {
+        (0..ways).all(|piece| {
+            let own: Vec<u32> = (0..count).filter(|&index| deal / ways.pow(index) % ways == piece).collect();
+            oracle::ordered_optimum(&only(problem, &own)) <= pieces[piece as usize]
+        })
+    })
+}
+
+#[test]
+fn several_memories_hold_what_some_deal_between_them_holds_and_nothing_else() {
+    let (mut fits, mut refuted) = (0, 0);
+    for seed in 0..600 {
+        let mut random = Random::new(seed);
+        let profile = generate::profile(&mut random, 6, 32);
+        let mut bytes = |least: u64| Bytes::new(least + random.below(40)).unwrap();
+        let spaces =
+            vec![Space { capacity: bytes(24), segment: None }, Space { capacity: bytes(30), segment: Some(bytes(24)) }];
+        let mut pieces = vec![spaces[0].capacity.get()];
+        let (mut left, segment) = (spaces[1].capacity.get(), spaces[1].segment.unwrap().get());
+        while left > 0 {
+            pieces.push(left.min(segment));
+            left -= left.min(segment);
+        }
+        let options = Options { spaces, ..options(20_000) };
+        let Ok(verdict) = plan(&profile, &options, &two_threads()) else { continue };
+        let plain = Problem { reserved: Vec::new(), ..verdict.best().problem().clone() };
+        assert_eq!(verdict.fits(), can_be_dealt(&plain, &pieces), "seed {seed}: {pieces:?} for {plain:?}");
+        match verdict {
+            Verdict::Fits(_) => fits += 1,
+            Verdict::DoesNotFit(refusal) => {
+                assert!(refusal.proven, "seed {seed}");
+                refuted += 1;
+            }
+        }
+    }
+    assert!(fits > 50 && refuted > 20, "{fits} fit, {refuted} do not");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use terrace_profiles::{Limits, StepSelector, import};
 use crate::options::{DEFAULT_BUDGET_NODES, FreeRule, LaneRule, Options};
 use crate::problem::Reserved;
 use crate::report::ReportFormat;
+use crate::spaces::Space;
 
 /// Plan every byte an inference forward needs, before it runs
 #[derive(Debug, Parser)]
@@ -124,6 +125,10 @@ pub struct Solve {
     /// The largest piece of memory there is: the arena is cut into such, and no buffer lies across a cut
     #[arg(long, value_name = "BYTES")]
     pub segment: Option<Bytes>,
+    /// A memory that the arena is made of, such as 256KiB, or 2MiB/1MiB for 2 MiB in segments of at most 1 MiB; may be given
+    /// several times, the one to fill first first
+    #[arg(long, value_name = "BYTES[/SEGMENT]", value_parser = space)]
+    pub space: Vec<Space>,
     /// When buffers of different streams may share bytes
     #[arg(long, value_name = "RULE", default_value = "separate")]
     pub lanes: Lanes,
@@ -332,6 +337,7 @@ impl Solve {
             capacity: self.capacity,
             reserved: self.reserve.clone(),
             segment: self.segment,
+            spaces: self.space.clone(),
             lanes: match self.lanes {
                 Lanes::Separate => LaneRule::Separate,
                 Lanes::Ordered => LaneRule::Ordered,
@@ -378,6 +384,13 @@ impl Solve {
 
 fn kv_format(name: &str) -> Result<kv::Format, String> {
     kv::Format::named(name).map_err(|error| error.to_string())
+}
+
+/// Reads `256KiB` or `2MiB/1MiB`.
+fn space(text: &str) -> Result<Space, String> {
+    let bytes = |text: &str| text.parse::<Bytes>().map_err(|error| error.to_string());
+    let (capacity, segment) = text.split_once('/').map_or((text, None), |(all, part)| (all, Some(part)));
+    Ok(Space { capacity: bytes(capacity)?, segment: segment.map(bytes).transpose()? })
 }
 
 /// Reads `0..4KiB`.

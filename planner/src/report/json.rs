@@ -57,7 +57,7 @@ mod tests {
                 {"label": "net.py:1:a", "bytes": 1024, "offset": 0, "birth": 0, "death": 6, "lane": 0},
             ],
             "lanes": [{"name": "main", "lane": 0, "storages": 3, "load": 3072, "tick": 4, "bytes": 3072}],
-            "notes": [["gpu", "none"]], "bound_by_buffer": null,
+            "notes": [["gpu", "none"]], "spaces": [], "bound_by_buffer": null,
         });
         for (field, wanted) in expected.as_object().unwrap() {
             assert_eq!(&value[field], wanted, "{field}");

@@ -9,6 +9,7 @@ use terrace_profiles::units::{Bytes, Offset, Tick};
 use super::picture::{arenas, slots_of_storages};
 use crate::plan::{Plan, Slot};
 use crate::planning::Verdict;
+use crate::spaces::ranges;
 
 /// The figures of a plan; also what the JSON report prints, field by field.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -48,6 +49,8 @@ pub(crate) struct Summary {
     /// The buffer (of the problem) whose own end, and not the load, is the lower bound.
     pub bound_by_buffer: Option<u32>,
     pub lanes: Vec<LaneFigures>,
+    /// The memories that the arena is made of, if any were named.
+    pub spaces: Vec<SpaceFigures>,
     pub peak_tick: Tick,
     /// The sum over [`Summary::peak`]: the greatest load, of all lanes together.
     pub peak_bytes: Bytes,
@@ -69,6 +72,18 @@ pub(crate) struct LaneFigures {
     /// Where that is.
     pub tick: Tick,
     /// What of the arena is its own.
+    pub bytes: Bytes,
+}
+
+/// One of the memories that the arena is made of.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct SpaceFigures {
+    pub capacity: Bytes,
+    /// Where it begins in the arena: what lies in it has its own offset from there.
+    pub offset: Offset,
+    /// Storages in it.
+    pub storages: usize,
+    /// What they need of it, from its beginning.
     pub bytes: Bytes,
 }
 
@@ -159,6 +174,7 @@ impl Summary {
             profile_fingerprint: plan.profile().to_string(),
             bound_by_buffer: bound.buffer,
             lanes: lanes(plan),
+            spaces: spaces(plan),
             peak_tick: plan.peak_tick(),
             peak_bytes: sum(peak.iter().map(|row| row.bytes.get())),
             peak,
@@ -216,6 +232,18 @@ fn in_use_at_peak(plan: &Plan) -> Vec<InUse> {
     }
     rows.sort_by_key(|row| (std::cmp::Reverse(row.bytes), row.offset, row.birth));
     rows
+}
+
+fn spaces(plan: &Plan) -> Vec<SpaceFigures> {
+    let options = plan.options();
+    let placed = || plan.problem().buffers.iter().zip(&plan.placement().offsets).filter(|(b, _)| !b.size.is_zero());
+    let figures = options.spaces.iter().zip(ranges(&options.spaces, options.align)).map(|(space, (from, to))| {
+        let inside = || placed().filter(|(_, offset)| (from..to).contains(offset));
+        let tops = inside().map(|(buffer, offset)| offset.get() + buffer.size.get() - from.get());
+        let (storages, bytes) = (inside().count(), Bytes::new(tops.max().unwrap_or(0)).expect("a part of the arena"));
+        SpaceFigures { capacity: space.capacity, offset: from, storages, bytes }
+    });
+    figures.collect()
 }
 
 fn named(plan: &Plan, storages: &[u32]) -> Vec<Culprit> {

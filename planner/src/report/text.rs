@@ -56,6 +56,9 @@ pub(super) fn write(plan: &Plan, summary: &Summary, colour: bool, out: &mut dyn 
     if !summary.culprits.is_empty() {
         culprits(summary, &paint, out)?;
     }
+    if !summary.spaces.is_empty() {
+        spaces(summary, &paint, out)?;
+    }
     if summary.lanes.len() > 1 {
         lanes(summary, &paint, out)?;
     }
@@ -144,6 +147,18 @@ fn verdict(summary: &Summary, paint: &Paint) -> String {
         (true, false) => paint.good(&format!("proven optimal by search, {gap} above the lower bound")),
         (false, _) => paint.warn(&format!("not proven optimal: gap {gap} ({} B, {percent:.3} %)", gap.get())),
     }
+}
+
+fn spaces(summary: &Summary, paint: &Paint, out: &mut dyn Write) -> io::Result<()> {
+    let count = summary.spaces.len();
+    writeln!(out, "\n{}", paint.bold(&format!("{count} {}, filled in this order", plural(count as u64, "space"))))?;
+    for space in &summary.spaces {
+        let (bytes, exact, capacity, offset) = (space.bytes, space.bytes.get(), space.capacity, space.offset);
+        let things = plural(space.storages as u64, "storage");
+        let from = format!("{} {things}, offsets from {offset}", space.storages);
+        writeln!(out, "  {bytes:>10}  {exact:>15} B  of {capacity}: {from}")?;
+    }
+    Ok(())
 }
 
 /// Who cannot be in one arena of the size asked for.

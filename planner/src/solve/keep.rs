@@ -4,7 +4,7 @@
 //! those that contradict each other go, and the rest is pinned. Where the others no longer fit around all pins, halving
 //! finds those that cannot stay, as in [`culprits`](super::culprits). Lanes are treated one by one, each above its own base.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use terrace_profiles::units::{Bytes, Offset, Tick};
 
@@ -29,13 +29,8 @@ pub fn solve_keeping(
 ) -> Result<(Solved, usize), Error> {
     assert_eq!(wishes.len(), problem.buffers.len(), "one wish for each buffer");
     let mut solved = super::solve(problem, options, control)?;
-    let lanes: BTreeSet<u32> = problem.buffers.iter().map(|buffer| buffer.lane).collect();
-    for lane in lanes {
+    for (lane, base) in solved.bases.clone() {
         let ids: Vec<u32> = (0_u32..).zip(&problem.buffers).filter(|(_, b)| b.lane == lane).map(|(id, _)| id).collect();
-        let base = ids.iter().map(|&id| solved.placement.offsets[id as usize].get()).min().unwrap_or(0);
-        // What is fixed is fixed from the very bottom.
-        let pinned = ids.iter().any(|&id| problem.buffers[id as usize].fixed.is_some());
-        let base = if pinned { 0 } else { base };
         let top = |id: &u32| solved.placement.offsets[*id as usize].get() + problem.buffers[*id as usize].size.get();
         let room = ids.iter().map(top).max().unwrap_or(0) - base;
         let mut stable = Stable::new(problem, &ids, base, room, options, control);
@@ -76,7 +71,12 @@ impl<'a> Stable<'a> {
         options: &Options,
         control: &'a Control<'a>,
     ) -> Self {
-        let own = super::culprits::only(problem, ids);
+        let mut own = super::culprits::only(problem, ids);
+        own.reserved.retain(|reserved| reserved.to.get() > base);
+        for reserved in &mut own.reserved {
+            let above = |at: Offset| Offset::new(at.get().saturating_sub(base)).expect("lower than before");
+            (reserved.from, reserved.to) = (above(reserved.from), above(reserved.to));
+        }
         let budget_nodes = options.budget_nodes / u64::from(MOST_ATTEMPTS);
         let options = Options { capacity: Bytes::new(room), budget_nodes, ..options.clone() };
         let (kept, best, attempts, nodes) = (Vec::new(), None, 0, 0);
