@@ -1,15 +1,15 @@
 //! Every buffer of a layer: what it holds, how large it is, which operation makes it and which reads it last.
 //!
 //! ```text
-//! norm -> x -> in_proj -> qkvz -> conv -> ... -> out_proj -> add     a mixer (here, `fla`)
-//! norm -> x -> gate_up -> silu -> down -> add                        an MLP (here)
+//! norm -> x -> in_proj -> qkvz -> conv -> ... -> out_proj -> add     a mixer (here, `fla`, `terrace`)
+//! norm -> x -> gate_up -> silu -> down -> add                        an MLP (here, `terrace`)
 //! ```
 //!
 //! A [`Table`] lists operations in order and, for each buffer, three of them: where it is born, its last reader, and where a
 //! Python frame lets go of it. What lies outside a layer (the residual stream, logits) is in `synth`. Sizes are those of
 //! one rank: [`Rank`] is what tensor parallelism leaves of the heads and of the feed-forward.
 
-use super::{CHUNK, Design, Gdn, HEAD_DIM, Window, gdn_workspace};
+use super::{CHUNK, HEAD_DIM};
 use crate::units::{Bytes, Overflow};
 
 /// Bytes of an activation: bf16 or fp16.
@@ -128,41 +128,6 @@ impl Rank {
     pub const fn state(&self) -> u64 {
         self.value_heads * self.key_dim * self.value_dim * FP32
     }
-}
-
-/// A Gated DeltaNet layer as Terrace runs it over `tokens` of the prompt: q, k and v are read as views of the convolution's
-/// output, the states are used in the pool they lie in, and the norm and its gate work in place.
-///
-/// # Errors
-/// A size that is no size.
-pub fn gdn_mixer(rank: &Rank, heads: Gdn, tokens: u64, window: Window) -> Result<Table, Overflow> {
-    const OPS: &[&str] = &["norm", "in_proj", "in_proj_ba", "conv", "gating", "gdn", "gated_norm", "out_proj", "add"];
-    let r = rank;
-    let workspace = gdn_workspace(heads, window, Design::Fused).total().get();
-    Table::new(
-        OPS,
-        [
-            ("x", &[tokens, r.hidden, ACTIVATION][..], ["norm", "in_proj_ba", "in_proj_ba"]),
-            // z is a view of it.
-            ("qkvz", &[tokens, r.qkv() + r.values(), ACTIVATION], ["in_proj", "gated_norm", "gated_norm"]),
-            ("ba", &[tokens, 2 * r.value_heads, ACTIVATION], ["in_proj_ba", "gating", "gating"]),
-            ("conv_out", &[tokens, r.qkv(), ACTIVATION], ["conv", "gdn", "gdn"]),
-            ("g", &[tokens, r.value_heads, FP32], ["gating", "gdn", "gdn"]),
-            ("beta", &[tokens, r.value_heads, ACTIVATION], ["gating", "gdn", "gdn"]),
-            ("gdn_workspace", &[workspace], ["gdn", "gdn", "gdn"]),
-            ("o", &[tokens, r.values(), ACTIVATION], ["gdn", "out_proj", "out_proj"]),
-            ("out", &[tokens, r.hidden, ACTIVATION], ["out_proj", "add", "add"]),
-        ],
-    )
-}
-
-/// The operation alone as Terrace runs it: its workspace.
-///
-/// # Errors
-/// A size that is no size.
-pub fn gdn_op(heads: Gdn, window: Window) -> Result<Table, Overflow> {
-    let workspace = gdn_workspace(heads, window, Design::Fused).total().get();
-    Table::new(&["gdn"], [("gdn_workspace", &[workspace][..], ["gdn", "gdn", "gdn"])])
 }
 
 /// Full attention over `tokens` of the prompt; `padded` is the length that the kernel pads its log-sum-exp to. Keys and values
