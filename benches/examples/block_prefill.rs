@@ -186,7 +186,7 @@ fn table(r: &Report) -> String {
         ("budget for both", mib(r.budget)),
         ("weights", mib(r.weights)),
         ("driver allocations at boot, after", format!("{}, {}", r.driver_allocations[0], r.driver_allocations[1])),
-        ("free device memory lost", r.free_lost.map_or("not known here".to_owned(), |bytes| format!("{bytes} B"))),
+        ("free device memory lost", r.free_lost.map_or("of a GPU alone".to_owned(), |bytes| format!("{bytes} B"))),
         ("steps, on script", format!("{}, {}", r.steps, r.steps_on_script)),
         ("kinds of steps as predicted, event by event", r.kinds_as_predicted.to_string()),
         ("prompts", r.rounds.to_string()),

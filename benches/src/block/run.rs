@@ -11,7 +11,7 @@ use terrace_profiles::units::DeviceSpan;
 use terrace_profiles::{Memory, Recorder};
 
 use super::host::{Meter, STREAM, copy_in, copy_out, wait};
-use super::{Failure, Runtime, wrong};
+use super::{Failure, Kind, Runtime, wrong};
 
 /// Rows of the stream, from its end, that the hash looks at.
 const HASHED_ROWS: u64 = 1 << 16;
@@ -53,7 +53,7 @@ pub struct Report {
     pub weights: u64,
     /// Allocations of the driver before the first step, and after the last.
     pub driver_allocations: [u64; 2],
-    /// Bytes of free device memory that were lost after the first prompt; none where the backing does not know.
+    /// Bytes of free device memory that were lost after the first prompt; none on the host.
     pub free_lost: Option<i64>,
     /// Steps, and those that ran exactly as planned.
     pub steps: u64,
@@ -271,7 +271,11 @@ impl Runtime {
         self.arena.device().backing().reservations()
     }
 
+    /// Free memory of a GPU; that of a host is everybody's.
     fn free(&self) -> Option<u64> {
+        if self.options.device == Kind::Cpu {
+            return None;
+        }
         self.arena.device().backing().memory().map(|(_, free)| free.get())
     }
 }

@@ -4,7 +4,7 @@
 //! once for each shape of weights, at [`PIN_ROWS`] rows, and what it says is used for every number of rows that the library
 //! accepts it for: then the windows of a prompt have the bits of the whole. A choice that sums in parts (split-K) is not taken.
 //! Where the library refuses the pinned choice, its own is used, counted ([`Lt::unpinned`]) and traced. Decode steps, which have
-//! other bits anyway, have a choice of their own, made for few rows.
+//! other bits anyway, have the library's own choice for their few rows: there only split sums fill a device.
 //!
 //! The library is loaded when it is first needed: by name, from `TERRACE_CUBLASLT`, or where a toolkit or a virtual environment
 //! has it.
@@ -140,7 +140,7 @@ impl Lt {
         let pinned = match chosen.get(&pin_rows) {
             Some(choice) => *choice,
             None => {
-                let choice = self.heuristic(&Problem::new(p, pin_rows)?)?;
+                let choice = self.heuristic(&Problem::new(p, pin_rows)?, few)?;
                 chosen.insert(pin_rows, choice);
                 choice
             }
@@ -151,7 +151,7 @@ impl Lt {
             self.unpinned.fetch_add(1, Ordering::Relaxed);
             let (rows, inputs, outputs) = (p.rows, p.inputs, p.outputs);
             tracing::warn!(target: "terrace::kernels", rows, inputs, outputs, "cuBLASLt refuses the pinned choice");
-            self.heuristic(problem)?
+            self.heuristic(problem, few)?
         };
         chosen.insert(p.rows, choice);
         Ok(choice)
@@ -168,10 +168,10 @@ impl Lt {
         status.result().is_ok() && checked.workspaceSize as u64 <= GEMM_WORKSPACE
     }
 
-    /// The library's best choice that sums each number in one go.
-    fn heuristic(&self, problem: &Problem) -> Result<Choice, BlockError> {
+    /// The library's best choice that sums each number in one go, or, where `split` allows it, in parts.
+    fn heuristic(&self, problem: &Problem, split: bool) -> Result<Choice, BlockError> {
         let Problem { operation, weight, x, y } = *problem;
-        let preference = Preference::new()?;
+        let preference = Preference::new(split)?;
         let mut found = [empty(); CHOICES];
         let mut count = 0;
         // SAFETY: all descriptors live, and there is room for as many results as are asked for.
@@ -193,7 +193,9 @@ impl Lt {
         .map_err(|status| refused("cublasLtMatmulAlgoGetHeuristic", status))?;
         let found = found.iter().take(count.unsigned_abs() as usize);
         let whole = |one: &&sys::cublasLtMatmulHeuristicResult_t| {
-            one.state.result().is_ok() && one.workspaceSize as u64 <= GEMM_WORKSPACE && sums_in_one_go(&one.algo)
+            one.state.result().is_ok()
+                && one.workspaceSize as u64 <= GEMM_WORKSPACE
+                && (split || sums_in_one_go(&one.algo))
         };
         found.into_iter().find(whole).map(|one| Choice(one.algo)).ok_or_else(|| BlockError::Lt {
             reason: format!("has no kernel for a projection of this shape ({count} looked at, all sum in parts)"),
@@ -287,15 +289,16 @@ impl Drop for Problem {
     }
 }
 
-/// What choices may use: the workspace, and no reduction after the sum.
+/// What choices may use: the workspace, and a reduction after the sum only where it is in parts.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
-    fn new() -> Result<Self, BlockError> {
+    fn new(split: bool) -> Result<Self, BlockError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference =
             Self(result::create_matmul_pref().map_err(|status| refused("cublasLtMatmulPreferenceCreate", status))?);
-        let (most, reductions) = (GEMM_WORKSPACE as usize, 0_u32);
+        // All schemes, or none.
+        let (most, reductions) = (GEMM_WORKSPACE as usize, if split { u32::MAX } else { 0 });
         let attributes = [
             (
                 Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,

@@ -10,36 +10,63 @@ use super::{Stack, golden_path, rms_error};
 /// Both in fp32: what is left is the order of summation.
 const MOST: f64 = 1e-4;
 
-fn check(name: &str) {
-    let path = golden_path(name);
-    let bytes = std::fs::read(&path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
-    let about = metadata.metadata().as_ref().unwrap();
-    let number = |name: &str| about[name].parse::<usize>().unwrap();
-    let floats = |name: &str| -> Vec<f32> {
-        let tensor = file.tensor(name).unwrap();
-        tensor.data().chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect()
-    };
-    let (input, expected) = (floats("golden.input"), floats("golden.output"));
-    let model = Model::from_config(name, &about["config"]).unwrap();
-    let width = model.whole.hidden as usize;
-    let checkpoint = Checkpoint::open(&path).unwrap();
-    let source = Source::Checkpoint(&checkpoint);
-    let cut = number("prefill") * width;
-    for window in [None, Some(64), Some(128)] {
-        let mut stack = Stack::new(&model, Part::Layer, &source, number("layer") as u64, 1);
-        let (given, _) = stack.step(&input[..cut], window, false);
-        let error = rms_error(&given, &expected[..cut]);
-        assert!(error <= MOST, "{name}, prefill, window {window:?}: {error:e}");
-        println!("{name}, prefill, window {window:?}: {error:.1e}");
-        for token in number("prefill")..input.len() / width {
-            let row = token * width..(token + 1) * width;
-            let (given, _) = stack.step(&input[row.clone()], None, true);
-            let error = rms_error(&given, &expected[row]);
-            assert!(error <= MOST, "{name}, token {token}: {error:e}");
-            println!("{name}, token {token}: {error:.1e}");
+/// A file, read.
+pub struct Golden {
+    pub model: Model,
+    pub checkpoint: Checkpoint,
+    pub layer: u64,
+    /// Tokens of the prefill; the others are decoded.
+    pub prefill: usize,
+    pub input: Vec<f32>,
+    pub expected: Vec<f32>,
+}
+
+impl Golden {
+    pub fn read(name: &str) -> Self {
+        let path = golden_path(name);
+        let bytes = std::fs::read(&path).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+        let about = metadata.metadata().as_ref().unwrap();
+        let floats = |name: &str| -> Vec<f32> {
+            let tensor = file.tensor(name).unwrap();
+            tensor.data().chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect()
+        };
+        Self {
+            model: Model::from_config(name, &about["config"]).unwrap(),
+            checkpoint: Checkpoint::open(&path).unwrap(),
+            layer: about["layer"].parse().unwrap(),
+            prefill: about["prefill"].parse().unwrap(),
+            input: floats("golden.input"),
+            expected: floats("golden.output"),
         }
+    }
+
+    /// Holds the prefill and each decoded token of a stack of this layer against the file.
+    pub fn check(&self, stack: &mut Stack, window: Option<u64>, most: f64) {
+        let width = self.model.whole.hidden as usize;
+        let cut = self.prefill * width;
+        let (given, _) = stack.step(&self.input[..cut], window, false);
+        let hold = |what: &str, given: &[f32], expected: &[f32]| {
+            let error = rms_error(given, expected);
+            println!("{}, {what}, window {window:?}: {error:.1e}", self.model.id);
+            assert!(error <= most, "{}, {what}, window {window:?}: {error:e}", self.model.id);
+        };
+        hold("prefill", &given, &self.expected[..cut]);
+        for token in self.prefill..self.input.len() / width {
+            let row = token * width..(token + 1) * width;
+            let (given, _) = stack.step(&self.input[row.clone()], None, true);
+            hold(&format!("token {token}"), &given, &self.expected[row]);
+        }
+    }
+}
+
+fn check(name: &str) {
+    let golden = Golden::read(name);
+    for window in [None, Some(64), Some(128)] {
+        let source = Source::Checkpoint(&golden.checkpoint);
+        let mut stack = Stack::new(&golden.model, Part::Layer, &source, golden.layer, 1);
+        golden.check(&mut stack, window, MOST);
     }
 }
 

@@ -10,6 +10,8 @@ use terrace_profiles::model::Model;
 use terrace_profiles::units::{Bytes, DeviceSpan};
 use terrace_profiles::{Memory, Recorder};
 
+use terrace_tests::corpus::root;
+
 use super::{golden_path, model, small};
 
 /// Has room for so many requests.
@@ -76,11 +78,7 @@ fn each_bad_question_is_one_sentence() {
     let large = span(other.weights().total().get());
     refused("another model", load(other, large, &Source::Checkpoint(&checkpoint), 2).unwrap_err());
     let open = |path: &std::path::Path| Checkpoint::open(path).unwrap_err().to_string();
-    refused(
-        "a folder without files",
-        open(golden_path("").parent().unwrap().parent().unwrap().join("c").as_path())
-            .replace(env!("CARGO_MANIFEST_DIR"), "[tests]"),
-    );
+    refused("a folder without files", open(&root().join("tests/c")).replace(&root().display().to_string(), "[root]"));
     refused("no safetensors file", open(&golden_path("").with_file_name("block.py")));
 
     let layer = load(good, weights, &random, 0).unwrap();
