@@ -17,7 +17,8 @@ use terrace_kernels::{
 };
 use terrace_profiles::Memory;
 use terrace_profiles::shape::gdn_workspace;
-use terrace_profiles::shape::layer::{Row, gdn_call};
+use terrace_profiles::shape::layer::Row;
+use terrace_profiles::shape::terrace::gdn_call;
 use terrace_profiles::units::{Bytes, DeviceSpan};
 use terrace_tests::generate::Random;
 

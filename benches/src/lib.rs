@@ -3,6 +3,7 @@
 //! Each workload returns a sum over the addresses it saw, so that no call can be optimised away and two runs can be compared.
 //! The smoke tests below run every workload once, so that benchmarks do not rot.
 
+pub mod block;
 pub mod c_abi;
 pub mod gpu;
 

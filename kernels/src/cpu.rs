@@ -76,6 +76,11 @@ impl Default for Cpu {
     }
 }
 
+/// Runs each task once in the current pool, in no order: for code beside this path that shares its work out the same way.
+pub(crate) fn each_task<T: Send>(tasks: Vec<T>, run: impl Fn(T) + Send + Sync) {
+    tasks.into_par_iter().for_each(run);
+}
+
 pub(crate) fn prefill(cpu: &Cpu, args: Prefill<'_>, mut workspace: Workspace<'_>) -> Result<Path, Error> {
     let needed = |shape: Gdn, _, _| gdn_cpu_workspace(shape, cpu.threads).total();
     let mut args = args.check(Target::Cpu, &workspace, needed)?;

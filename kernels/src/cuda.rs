@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::{result, result::DriverError, sys};
 
+use crate::block::Lt;
 use crate::cache::{self, Cache};
 use crate::compile::{self, CompileError, Compiler};
 use crate::source::Unit;
@@ -111,7 +112,9 @@ struct Opened {
     /// Flags of the compiler besides the usual.
     extra_flags: Vec<String>,
     modules: [[OnceLock<Module>; Element::ALL.len()]; Unit::ALL.len()],
-    /// Held while a module is made, so that it is made once.
+    /// What projects in a layer, once one has run.
+    projections: OnceLock<Lt>,
+    /// Held while a module or a handle is made, so that it is made once.
     making: Mutex<()>,
 }
 
@@ -173,6 +176,7 @@ impl Device {
             cache,
             extra_flags: Vec::new(),
             modules: Default::default(),
+            projections: OnceLock::new(),
             making: Mutex::new(()),
         };
         Ok(Self { opened: Arc::new(opened), stream: 0 })
@@ -261,13 +265,87 @@ impl Device {
         self.opened.arch
     }
 
-    /// A run of launches of one unit's kernels: the context is current until it is dropped.
-    pub(crate) fn begin(&self, unit: Unit, element: Element) -> Result<Launches<'_>, CudaError> {
+    /// Waits for everything that was queued on the device's stream.
+    ///
+    /// # Errors
+    /// What the driver says, also of work that was queued.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        let _entered = self.enter()?;
+        let stream = ptr::with_exposed_provenance_mut(self.stream as usize);
+        // SAFETY: the stream is the promise of `on`.
+        unsafe { result::stream::synchronize(stream) }.map_err(failed(self.opened.ordinal, "cuStreamSynchronize"))
+    }
+
+    /// Copies to the device's memory, after what its stream has, and waits.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// There is room at the address, and nobody else uses it.
+    pub unsafe fn upload(&self, address: u64, bytes: &[u8]) -> Result<(), CudaError> {
+        self.synchronize()?;
+        let _entered = self.enter()?;
+        let failed = |call| failed(self.opened.ordinal, call);
+        // SAFETY: the caller's promise.
+        unsafe { result::memcpy_htod_sync(address, bytes) }.map_err(failed("cuMemcpyHtoD"))?;
+        // The copy of pageable memory may still be on its way on the default stream.
+        // SAFETY: 0 is that stream.
+        unsafe { result::stream::synchronize(ptr::null_mut()) }.map_err(failed("cuStreamSynchronize"))
+    }
+
+    /// Copies from the device's memory, once its stream is done.
+    ///
+    /// # Errors
+    /// What the driver says, also of work that was queued.
+    ///
+    /// # Safety
+    /// As many bytes are readable at the address.
+    pub unsafe fn download(&self, address: u64, into: &mut [u8]) -> Result<(), CudaError> {
+        self.synchronize()?;
+        let _entered = self.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { result::memcpy_dtoh_sync(into, address) }.map_err(failed(self.opened.ordinal, "cuMemcpyDtoH"))
+    }
+
+    /// Numbers of rows for which cuBLASLt refused the projection that was pinned for its shape: where it is above 0, another
+    /// window may have other bits.
+    pub fn unpinned_projections(&self) -> u64 {
+        self.opened.projections.get().map_or(0, Lt::unpinned)
+    }
+
+    /// The stream that work is queued on, as a number.
+    pub(crate) fn stream(&self) -> u64 {
+        self.stream
+    }
+
+    /// What projects in a layer. The context is current.
+    pub(crate) fn projections(&self) -> Result<&Lt, crate::block::BlockError> {
+        let place = &self.opened.projections;
+        if let Some(lt) = place.get() {
+            return Ok(lt);
+        }
+        let _making = lock(&self.opened.making);
+        if let Some(lt) = place.get() {
+            return Ok(lt);
+        }
+        let lt = Lt::new()?;
+        Ok(place.get_or_init(|| lt))
+    }
+
+    /// The context is current until the result is dropped.
+    fn enter(&self) -> Result<Entered, CudaError> {
         let opened = &*self.opened;
         if std::process::id() != opened.owner {
             return Err(CudaError::Forked { owner: opened.owner });
         }
-        let entered = Entered::new(opened.context).map_err(failed(opened.ordinal, "cuCtxPushCurrent"))?;
+        Entered::new(opened.context).map_err(failed(opened.ordinal, "cuCtxPushCurrent"))
+    }
+
+    /// A run of launches of one unit's kernels: the context is current until it is dropped.
+    pub(crate) fn begin(&self, unit: Unit, element: Element) -> Result<Launches<'_>, CudaError> {
+        let opened = &*self.opened;
+        let entered = self.enter()?;
         let module = opened.module(unit, element)?;
         Ok(Launches { module, ordinal: opened.ordinal, stream: self.stream, count: 0, _entered: entered })
     }
@@ -375,6 +453,7 @@ impl Drop for Opened {
             return;
         }
         if let Ok(_entered) = Entered::new(self.context) {
+            drop(self.projections.take());
             self.modules.iter().flatten().filter_map(OnceLock::get).for_each(Module::unload);
         }
         // SAFETY: gives back the one reference that `open` took.

@@ -237,6 +237,9 @@ pub enum Error {
         /// What came.
         given: u64,
     },
+    /// A layer that was not loaded or did not run.
+    #[error(transparent)]
+    Block(#[from] crate::block::BlockError),
     /// The device, its driver or the compiler; the message says which, and what to do.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod args;
+pub mod block;
 #[cfg(feature = "cuda")]
 pub mod cache;
 #[cfg(feature = "cuda")]

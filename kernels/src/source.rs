@@ -8,6 +8,7 @@
 
 use std::fmt::Write as _;
 
+use crate::block::BLOCK_BYTES;
 use crate::launch::{DECODE_BYTES, PREFILL_BYTES};
 use crate::tile::{self, Arch, Entry};
 
@@ -18,6 +19,8 @@ pub enum Unit {
     Prefill,
     /// `gdn_decode.cu`: the recurrent step.
     Decode,
+    /// `block.cu`: what a layer does around them.
+    Block,
 }
 
 /// A file and its text.
@@ -37,17 +40,19 @@ const PREFILL: &[(&str, &str)] = &[
     file!("gdn_prefill.cu"),
 ];
 
+const BLOCK: &[(&str, &str)] = &[file!("common.cuh"), file!("block.cu")];
 const DECODE: &[(&str, &str)] = &[file!("common.cuh"), file!("gdn_decode.cu")];
 
 impl Unit {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Prefill, Self::Decode, Self::Block];
 
     /// The file that it is written in.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Prefill => "gdn_prefill.cu",
             Self::Decode => "gdn_decode.cu",
+            Self::Block => "block.cu",
         }
     }
 
@@ -57,6 +62,7 @@ impl Unit {
         let files = match self {
             Self::Prefill => PREFILL,
             Self::Decode => DECODE,
+            Self::Block => BLOCK,
         };
         for (name, file) in files {
             let _ = write!(text, "#line 1 \"{name}\"\n{file}\n");
@@ -78,6 +84,7 @@ impl Unit {
                 }
             }
             Self::Decode => hold(&mut text, "sizeof(decode::Params)", DECODE_BYTES as u64),
+            Self::Block => hold(&mut text, "sizeof(block::Params)", BLOCK_BYTES as u64),
         }
         text
     }
@@ -87,6 +94,7 @@ impl Unit {
         match self {
             Self::Prefill => Entry::prefill(arch).collect(),
             Self::Decode => Entry::decode().collect(),
+            Self::Block => Entry::BLOCK.to_vec(),
         }
     }
 }

@@ -9,6 +9,7 @@
 //! gdn_recur             segments Hv                              256       a head through a window
 //! gdn_output            slots Hv                                 256       a chunk of a head
 //! gdn_decode_{s}_{r}    sequences Hv 128 / 16 r                  128       16 r rows of a state, of type s
+//! block_*               `block/cuda.rs`                          256       a row, or a run of tokens, of a layer
 //! ```
 
 /// What a cubin is compiled for. The `a` variants are not forward compatible: each runs on its own architecture alone.
@@ -126,6 +127,16 @@ pub enum Entry {
         /// Rows of the state that eight lanes hold: 1, 2 or 4.
         rows: Rows,
     },
+    /// The norm of a residual stream.
+    BlockNorm,
+    /// The convolution over time, and the gates.
+    BlockConv,
+    /// The norm and gate of a mixer's output.
+    BlockGatedNorm,
+    /// The gate of a feed-forward.
+    BlockSilu,
+    /// Made-up numbers.
+    BlockFill,
 }
 
 /// Rows of a state that each group of eight lanes holds in a decode kernel.
@@ -164,6 +175,10 @@ impl Entry {
         [false, true].into_iter().flat_map(|bf16| Rows::ALL.into_iter().map(move |rows| Self::Decode { bf16, rows }))
     }
 
+    /// Those of `block.cu`.
+    pub const BLOCK: [Self; 5] =
+        [Self::BlockNorm, Self::BlockConv, Self::BlockGatedNorm, Self::BlockSilu, Self::BlockFill];
+
     /// Its name in the module.
     pub const fn name(self) -> &'static std::ffi::CStr {
         match self {
@@ -178,6 +193,11 @@ impl Entry {
             Self::Decode { bf16: true, rows: Rows::One } => c"gdn_decode_bf16_1",
             Self::Decode { bf16: true, rows: Rows::Two } => c"gdn_decode_bf16_2",
             Self::Decode { bf16: true, rows: Rows::Four } => c"gdn_decode_bf16_4",
+            Self::BlockNorm => c"block_norm",
+            Self::BlockConv => c"block_conv",
+            Self::BlockGatedNorm => c"block_gated_norm",
+            Self::BlockSilu => c"block_silu",
+            Self::BlockFill => c"block_fill",
         }
     }
 
@@ -185,7 +205,10 @@ impl Entry {
     pub const fn threads(self) -> u32 {
         match self {
             Self::Decode { .. } => 128,
-            _ => PREFILL_THREADS,
+            Self::Stream | Self::Window | Self::Intra | Self::Recur | Self::Output => PREFILL_THREADS,
+            Self::BlockNorm | Self::BlockConv | Self::BlockGatedNorm | Self::BlockSilu | Self::BlockFill => {
+                BLOCK_THREADS
+            }
         }
     }
 
@@ -201,11 +224,13 @@ impl Entry {
             Self::Recur => RECUR_SHARED,
             Self::Output => OUTPUT_SHARED,
             Self::Decode { .. } => 0,
+            Self::BlockNorm | Self::BlockConv | Self::BlockGatedNorm | Self::BlockSilu | Self::BlockFill => 0,
         }
     }
 }
 
 pub(crate) const PREFILL_THREADS: u32 = 256;
+pub(crate) const BLOCK_THREADS: u32 = 256;
 
 /// Blocks that share the values of a head in the walk of [`Entry::Window`].
 pub const fn slices(arch: Arch) -> u32 {
@@ -301,7 +326,7 @@ mod tests {
     #[test]
     fn no_launch_asks_for_more_shared_memory_than_a_block_has() {
         for arch in Arch::ALL {
-            for entry in Entry::prefill(arch).chain(Entry::decode()) {
+            for entry in Entry::prefill(arch).chain(Entry::decode()).chain(Entry::BLOCK) {
                 assert!(entry.dynamic_shared(arch) <= arch.shared_limit(), "{entry:?} on {arch}");
             }
         }

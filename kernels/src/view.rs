@@ -21,7 +21,7 @@ use terrace_profiles::shape::{HEAD_DIM, WORKSPACE_ALIGN};
 use terrace_profiles::units::{Bytes, DeviceSpan};
 
 use grid::{Base, slice_at_mut, split};
-pub(crate) use grid::{Grid, Part, rounded};
+pub(crate) use grid::{Grid, Part, from_bytes, rounded, to_bytes};
 
 /// Elements of one head's state.
 pub(crate) const STATE: u64 = HEAD_DIM * HEAD_DIM;

@@ -23,5 +23,5 @@ pub use codec::Fingerprint;
 pub use error::{At, Error, Inconsistency};
 pub use event::{Action, BufferId, Event, Hints, LabelId, LaneId};
 pub use limits::Limits;
-pub use memory::Memory;
+pub use memory::{Memory, Recorder};
 pub use profile::{Life, Profile, Step, StepSelector};

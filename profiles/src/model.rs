@@ -21,7 +21,7 @@ use crate::units::Bytes;
 mod config;
 
 /// The geometry of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     /// What it is called here: its id, or the name of the file.
     pub id: String,
@@ -33,6 +33,8 @@ pub struct Model {
     pub whole: Rank,
     /// Width of the convolution over time.
     pub conv_kernel: u64,
+    /// What its norms add to a mean square.
+    pub norm_eps: f64,
     /// Tokens it has logits for.
     pub vocab: u64,
     /// Whether the logits come out of the embedding's own weights.

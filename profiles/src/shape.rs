@@ -18,6 +18,7 @@ use crate::units::Bytes;
 
 pub mod fla;
 pub mod layer;
+pub mod terrace;
 
 /// Tokens of a chunk.
 pub const CHUNK: u64 = 64;

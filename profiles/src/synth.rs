@@ -3,7 +3,7 @@
 //! ```text
 //! residual  [------------------------------------------------------)
 //! fla       norm in_proj ... fwd_h fwd_o ... add | norm ... add | ...       all tokens at once
-//! terrace   norm ... add norm ... add norm ... add | norm ... add ...       one window of tokens after the other
+//! terrace   norm ... out norm ... out norm ... out | norm ... down ...      one window of tokens after the other
 //! ```
 //!
 //! Sizes and lives come from `shape` alone. Weights, the KV pool and the pool of recurrent states are not part of a forward's
@@ -15,14 +15,15 @@ use crate::event::Action;
 use crate::limits::Limits;
 use crate::model::{Mixer, Model};
 use crate::profile::Profile;
-use crate::shape::layer::{self, ACTIVATION, FP32, Rank, Table, product};
+use crate::shape::layer::{self, ACTIVATION, FP32, Mlp, Rank, Table, product};
+use crate::shape::terrace::{self, Run, kernel_window};
 use crate::shape::{CHUNK, Gdn, Window, fla};
 use crate::units::{Bytes, Overflow};
 
 mod workload;
 mod writer;
 
-pub use workload::{Engine, Lifetimes, MAX_TOKENS, Part, Workload};
+pub use workload::{Engine, Lifetimes, MAX_DECODE, MAX_TOKENS, Part, Workload};
 use writer::Writer;
 
 /// The profile of a workload. Equal arguments give equal profiles.
@@ -49,6 +50,13 @@ fn notes(model: &Model, w: &Workload) -> Vec<(String, String)> {
     notes.extend(
         [("context", w.context), ("sequences", w.sequences), ("tp", w.tp)].map(|(key, n)| (key, n.to_string())),
     );
+    if w.decode {
+        notes.push(("phase", "decode".to_owned()));
+    }
+    notes.extend(w.cpu_threads.map(|threads| ("cpu-threads", threads.to_string())));
+    if w.part == Part::Layer {
+        notes.extend(w.layers.map(|layers| ("layers", layers.to_string())));
+    }
     if w.part == Part::Forward {
         notes.push(("layers", w.layers.unwrap_or(model.layers.len() as u64).to_string()));
         notes.push(("logits-rows", w.logits_rows.to_string()));
@@ -65,6 +73,8 @@ struct Layers<'a> {
     heads: Gdn,
     /// Tokens that the kernels hold at once.
     kernel_window: Window,
+    /// How Terrace runs a layer.
+    run: Run,
 }
 
 impl<'a> Layers<'a> {
@@ -85,11 +95,13 @@ impl<'a> Layers<'a> {
             return Err(refuse(format!("{} tokens cannot come from {} sequences", w.tokens, w.sequences)));
         }
         if let Some(layers) = w.layers {
-            if w.part != Part::Forward {
-                return Err(refuse(format!("--layers is for a forward, not for --part {}", w.part)));
-            }
-            if layers == 0 || layers > model.layers.len() as u64 {
-                return Err(refuse(format!("it has layers 1 to {}, and {layers} were asked for", model.layers.len())));
+            let there = match w.part {
+                Part::Forward => model.layers.len() as u64,
+                Part::Layer => model.count(Mixer::Gdn),
+                other => return Err(refuse(format!("--layers is for a forward or a layer, not for --part {other}"))),
+            };
+            if layers == 0 || layers > there {
+                return Err(refuse(format!("it has layers 1 to {there}, and {layers} were asked for")));
             }
         }
         let needed = match w.part {
@@ -110,7 +122,8 @@ impl<'a> Layers<'a> {
             return Err(refuse(format!("heads {key} and {value} wide are not served by --engine terrace, only 128")));
         }
         let heads = heads.map_err(|error| refuse(error.to_string()))?;
-        Ok(Self { model, workload, rank, heads, kernel_window })
+        let run = Self::run(w, &rank, heads, kernel_window).map_err(refuse)?;
+        Ok(Self { model, workload, rank, heads, kernel_window, run })
     }
 
     /// The operation alone runs in the window that is asked for. In a layer, whose window may be larger, the kernels need no
@@ -123,10 +136,24 @@ impl<'a> Layers<'a> {
         if w.part == Part::GdnOp {
             return Window::new(tokens).map_err(|error| error.to_string());
         }
-        if tokens == 0 || !tokens.is_multiple_of(CHUNK) {
-            return Err(format!("a window of {tokens} tokens is not served: it must be a multiple of {CHUNK}"));
+        kernel_window(Some(tokens))
+            .map_err(|tokens| format!("a window of {tokens} tokens is not served: it must be a multiple of {CHUNK}"))
+    }
+
+    /// How a layer runs: decode steps and the host are Terrace's own, and are sized where it runs whole layers.
+    fn run(w: &Workload, rank: &Rank, heads: Gdn, window: Window) -> Result<Run, String> {
+        let dense = matches!(rank.mlp, Mlp::Dense { .. });
+        let whole = w.engine == Engine::Terrace && (w.part == Part::Mixer || (w.part == Part::Layer && dense));
+        for (option, given) in [("--decode", w.decode), ("--cpu-threads", w.cpu_threads.is_some())] {
+            if given && !whole {
+                return Err(format!("{option} is for --engine terrace and its --part mixer, or layer without experts"));
+            }
         }
-        Ok(Window::new(tokens).unwrap_or(Window::MAX).min(Window::DEFAULT))
+        if w.decode && w.tokens > MAX_DECODE {
+            return Err(format!("a decode step takes at most {MAX_DECODE} tokens, and {} were asked for", w.tokens));
+        }
+        let run = w.cpu_threads.map_or_else(|| Run::cuda(heads, window), |threads| Run::cpu(heads, threads));
+        Ok(if w.decode { run.decode() } else { run })
     }
 
     fn write(&self, to: &mut Writer) -> Result<(), Error> {
@@ -137,8 +164,10 @@ impl<'a> Layers<'a> {
             Part::Forward => self.forward(to),
             Part::Layer => {
                 let residual = residual(to)?;
-                self.mixer(Mixer::Gdn, to)?;
-                self.mlp(to)?;
+                for _ in 0..w.layers.unwrap_or(1) {
+                    self.mixer(Mixer::Gdn, to)?;
+                    self.mlp(to)?;
+                }
                 to.free(residual)
             }
             Part::Mixer | Part::Attention | Part::Mlp => {
@@ -195,7 +224,7 @@ impl<'a> Layers<'a> {
         let table = match w.engine {
             Engine::Fla => fla::gdn_op(&self.rank, fla::Copy::Fla, w.tokens, w.sequences),
             Engine::FlaVllm => fla::gdn_op(&self.rank, fla::Copy::Vllm, w.tokens, w.sequences),
-            Engine::Terrace => layer::gdn_op(self.heads, self.kernel_window),
+            Engine::Terrace => terrace::gdn_op(self.heads, self.kernel_window),
         };
         to.table("gdn", &sized(&self.model.id, table)?, w.lifetimes)
     }
@@ -209,7 +238,7 @@ impl<'a> Layers<'a> {
         self.windows(name, to, |tokens| match (mixer, w.engine) {
             (Mixer::Gdn, Engine::Fla) => fla::gdn_mixer(&self.rank, fla::Copy::Fla, tokens, w.sequences),
             (Mixer::Gdn, Engine::FlaVllm) => fla::gdn_mixer(&self.rank, fla::Copy::Vllm, tokens, w.sequences),
-            (Mixer::Gdn, Engine::Terrace) => layer::gdn_mixer(&self.rank, self.heads, tokens, self.kernel_window),
+            (Mixer::Gdn, Engine::Terrace) => terrace::gdn_mixer(&self.rank, tokens, self.run),
             (Mixer::Attention, Engine::Terrace) => layer::attention(&self.rank, tokens, tokens),
             // Their kernel pads to the longest sequence.
             (Mixer::Attention, _) => layer::attention(&self.rank, tokens, w.context),
@@ -217,7 +246,10 @@ impl<'a> Layers<'a> {
     }
 
     fn mlp(&self, to: &mut Writer) -> Result<(), Error> {
-        self.windows("mlp", to, |tokens| layer::mlp(&self.rank, tokens))
+        self.windows("mlp", to, |tokens| match self.workload.engine {
+            Engine::Terrace => terrace::mlp(&self.rank, tokens, self.run),
+            Engine::Fla | Engine::FlaVllm => layer::mlp(&self.rank, tokens),
+        })
     }
 
     /// Writes a table once for each window of the prompt: for all of it where there are none.
@@ -241,7 +273,8 @@ impl<'a> Layers<'a> {
 
     /// Bytes of a row of activations for each token.
     fn rows(&self, width: u64) -> Result<Bytes, Error> {
-        sized(&self.model.id, product(&[self.workload.tokens, width, ACTIVATION]))
+        let activation = if self.workload.engine == Engine::Terrace { self.run.activation } else { ACTIVATION };
+        sized(&self.model.id, product(&[self.workload.tokens, width, activation]))
     }
 }
 
@@ -379,7 +412,10 @@ mod tests {
         );
         check(with(&|w| w.sequences = 1001), "1000 tokens cannot come from 1001 sequences");
         check(with(&|w| w.layers = Some(65)), "it has layers 1 to 64, and 65 were asked for");
-        check(with(&|w| (w.layers, w.part) = (Some(1), Part::Mlp)), "--layers is for a forward, not for --part mlp");
+        check(
+            with(&|w| (w.layers, w.part) = (Some(1), Part::Mlp)),
+            "--layers is for a forward or a layer, not for --part mlp",
+        );
         check(with(&|w| w.window = Some(100)), "a window of 100 tokens is not served: it must be a multiple of 64");
         check(
             with(&|w| (w.window, w.part) = (Some(8192), Part::GdnOp)),

@@ -1,6 +1,7 @@
 //! The integration tests: one binary, one module for each subject.
 
 mod arrows;
+mod block;
 mod caching;
 mod cli;
 mod codec;

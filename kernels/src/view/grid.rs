@@ -165,6 +165,27 @@ fn widen<T: Copy>(from: &[T], into: &mut [f32], convert: impl Fn(T) -> f32) {
     }
 }
 
+/// The numbers that bytes of that type hold, little-endian; a rest that is no whole number is left out.
+pub(crate) fn from_bytes(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    let pairs = |of: fn([u8; 2]) -> f32| bytes.chunks_exact(2).map(|pair| of([pair[0], pair[1]])).collect();
+    match dtype {
+        Dtype::Bf16 => pairs(|pair| bf16::from_le_bytes(pair).to_f32()),
+        Dtype::F16 => pairs(|pair| f16::from_le_bytes(pair).to_f32()),
+        Dtype::F32 => {
+            bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect()
+        }
+    }
+}
+
+/// Numbers as bytes of that type, little-endian, each rounded to the nearest, ties to even.
+pub(crate) fn to_bytes(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::Bf16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
+        Dtype::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
+        Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+    }
+}
+
 /// Rounded to the nearest number of that type, ties to even.
 #[inline(always)]
 pub(crate) fn rounded(value: f32, dtype: Dtype) -> f32 {

@@ -185,9 +185,15 @@ pub struct Model {
     /// Tokens resident at once, a multiple of 64; for --engine terrace
     #[arg(long, value_name = "W")]
     pub window: Option<u64>,
-    /// Only the first layers of a forward
+    /// Only the first layers of a forward; with --part layer, so many of them
     #[arg(long, value_name = "N")]
     pub layers: Option<u64>,
+    /// The tokens are the next ones of a sequence, from 1 to 8: a decode step of --engine terrace
+    #[arg(long)]
+    pub decode: bool,
+    /// Threads of the host that run --engine terrace in fp32, instead of a GPU
+    #[arg(long, value_name = "N")]
+    pub cpu_threads: Option<u32>,
     /// Cards that heads and feed-forward are split over; the profile is that of one
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub tp: u64,

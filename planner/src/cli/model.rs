@@ -27,6 +27,8 @@ fn workload(args: &Model) -> Workload {
         sequences: args.sequences,
         window: args.window,
         layers: args.layers,
+        decode: args.decode,
+        cpu_threads: args.cpu_threads,
         tp: args.tp,
         ..Workload::new(engine, args.part, args.tokens)
     }

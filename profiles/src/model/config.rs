@@ -30,6 +30,7 @@ pub(super) struct Config {
     linear_key_head_dim: Option<u64>,
     linear_value_head_dim: Option<u64>,
     linear_conv_kernel_dim: Option<u64>,
+    rms_norm_eps: Option<f64>,
     intermediate_size: Option<u64>,
     num_experts: Option<u64>,
     num_experts_per_tok: Option<u64>,
@@ -60,6 +61,8 @@ const MOST_LAYERS: u64 = 1 << 12;
 const MOST_EXPERTS: u64 = 1 << 14;
 const MOST_VOCABULARY: u64 = 1 << 26;
 const MOST_TOKENS: u64 = 1 << 40;
+/// `rms_norm_eps` where a config leaves it out, as the classes have it.
+const USUAL_NORM_EPS: f64 = 1e-6;
 
 /// Reads fields and remembers those that are missing or out of range.
 struct Fields<'a> {
@@ -116,6 +119,10 @@ impl Config {
         let layers = text.layers(&mut fields);
         let whole = text.whole(served.is_some_and(|(_, _, interleaved)| *interleaved), &mut fields);
         let conv_kernel = fields.need("linear_conv_kernel_dim", text.linear_conv_kernel_dim, 64);
+        let norm_eps = text.rms_norm_eps.unwrap_or(USUAL_NORM_EPS);
+        if !(norm_eps > 0.0 && norm_eps < 1.0) {
+            fields.refuse(format!("rms_norm_eps is {norm_eps}; it must be between 0 and 1"));
+        }
         let vocab = fields.need("vocab_size", text.vocab_size, MOST_VOCABULARY);
         let mtp_layers = text.mtp_num_hidden_layers.unwrap_or(1).min(MOST_LAYERS);
         let max_context = text.max_position_embeddings.map(|most| most.min(MOST_TOKENS));
@@ -143,7 +150,19 @@ impl Config {
         let tied = text.tie_word_embeddings.or(self.tie_word_embeddings).unwrap_or(false);
         let architecture = (*architecture).to_owned();
         let weights = Vec::new();
-        Ok(Model { id, architecture, layers, whole, conv_kernel, vocab, tied, mtp_layers, max_context, weights })
+        Ok(Model {
+            id,
+            architecture,
+            layers,
+            whole,
+            conv_kernel,
+            norm_eps,
+            vocab,
+            tied,
+            mtp_layers,
+            max_context,
+            weights,
+        })
     }
 
     /// How each layer mixes tokens.

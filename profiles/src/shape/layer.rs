@@ -1,15 +1,15 @@
 //! Every buffer of a layer: what it holds, how large it is, which operation makes it and which reads it last.
 //!
 //! ```text
-//! norm -> x -> in_proj -> qkvz -> conv -> ... -> out_proj -> add     a mixer (here, `fla`)
-//! norm -> x -> gate_up -> silu -> down -> add                        an MLP (here)
+//! norm -> x -> in_proj -> qkvz -> conv -> ... -> out_proj -> add     a mixer (here, `fla`, `terrace`)
+//! norm -> x -> gate_up -> silu -> down -> add                        an MLP (here, `terrace`)
 //! ```
 //!
 //! A [`Table`] lists operations in order and, for each buffer, three of them: where it is born, its last reader, and where a
 //! Python frame lets go of it. What lies outside a layer (the residual stream, logits) is in `synth`. Sizes are those of
 //! one rank: [`Rank`] is what tensor parallelism leaves of the heads and of the feed-forward.
 
-use super::{CHUNK, Design, Gdn, HEAD_DIM, Window, gdn_workspace};
+use super::{CHUNK, HEAD_DIM};
 use crate::units::{Bytes, Overflow};
 
 /// Bytes of an activation: bf16 or fp16.
@@ -130,62 +130,6 @@ impl Rank {
     }
 }
 
-/// A Gated DeltaNet layer as Terrace runs it over `tokens` of the prompt: q, k and v are read as views of the convolution's
-/// output, the states are used in the pool they lie in, and the norm and its gate work in place.
-///
-/// # Errors
-/// A size that is no size.
-pub fn gdn_mixer(rank: &Rank, heads: Gdn, tokens: u64, window: Window) -> Result<Table, Overflow> {
-    const OPS: &[&str] = &["norm", "in_proj", "in_proj_ba", "conv", "gating", "gdn", "gated_norm", "out_proj", "add"];
-    let r = rank;
-    let workspace = gdn_workspace(heads, window, Design::Fused).total().get();
-    Table::new(
-        OPS,
-        [
-            ("x", &[tokens, r.hidden, ACTIVATION][..], ["norm", "in_proj_ba", "in_proj_ba"]),
-            // z is a view of it.
-            ("qkvz", &[tokens, r.qkv() + r.values(), ACTIVATION], ["in_proj", "gated_norm", "gated_norm"]),
-            ("ba", &[tokens, 2 * r.value_heads, ACTIVATION], ["in_proj_ba", "gating", "gating"]),
-            ("conv_out", &[tokens, r.qkv(), ACTIVATION], ["conv", "gdn", "gdn"]),
-            ("g", &[tokens, r.value_heads, FP32], ["gating", "gdn", "gdn"]),
-            ("beta", &[tokens, r.value_heads, ACTIVATION], ["gating", "gdn", "gdn"]),
-            ("gdn_workspace", &[workspace], ["gdn", "gdn", "gdn"]),
-            ("o", &[tokens, r.values(), ACTIVATION], ["gdn", "out_proj", "out_proj"]),
-            ("out", &[tokens, r.hidden, ACTIVATION], ["out_proj", "add", "add"]),
-        ],
-    )
-}
-
-/// The operation alone as Terrace runs it: its workspace.
-///
-/// # Errors
-/// A size that is no size.
-pub fn gdn_op(heads: Gdn, window: Window) -> Result<Table, Overflow> {
-    let workspace = gdn_workspace(heads, window, Design::Fused).total().get();
-    Table::new(&["gdn"], [("gdn_workspace", &[workspace][..], ["gdn", "gdn", "gdn"])])
-}
-
-/// One call of the operation with all it takes, for whoever makes the inputs too: q, k, v and o of 16 bits, g and beta in fp32.
-///
-/// # Errors
-/// A size that is no size.
-pub fn gdn_call(heads: Gdn, tokens: u64, window: Window) -> Result<Table, Overflow> {
-    let workspace = gdn_workspace(heads, window, Design::Fused).total().get();
-    let (keys, values) = (u64::from(heads.key_heads()), u64::from(heads.value_heads()));
-    Table::new(
-        &["inputs", "gdn"],
-        [
-            ("q", &[tokens, keys, HEAD_DIM, ACTIVATION][..], ["inputs", "gdn", "gdn"]),
-            ("k", &[tokens, keys, HEAD_DIM, ACTIVATION], ["inputs", "gdn", "gdn"]),
-            ("v", &[tokens, values, HEAD_DIM, ACTIVATION], ["inputs", "gdn", "gdn"]),
-            ("g", &[tokens, values, FP32], ["inputs", "gdn", "gdn"]),
-            ("beta", &[tokens, values, FP32], ["inputs", "gdn", "gdn"]),
-            ("o", &[tokens, values, HEAD_DIM, ACTIVATION], ["gdn", "gdn", "gdn"]),
-            ("gdn_workspace", &[workspace], ["gdn", "gdn", "gdn"]),
-        ],
-    )
-}
-
 /// Full attention over `tokens` of the prompt; `padded` is the length that the kernel pads its log-sum-exp to. Keys and values
 /// go to the KV pool, which is not part of it.
 ///
@@ -278,29 +222,4 @@ pub fn most_chunks(tokens: u64, sequences: u64) -> u64 {
 /// Whether the kernels of this workspace serve keys and values of such widths.
 pub const fn served_widths(rank: &Rank) -> bool {
     rank.key_dim == HEAD_DIM && rank.value_dim == HEAD_DIM
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_call_is_its_inputs_its_output_and_a_workspace_that_no_prompt_changes() {
-        let heads = Gdn::new(16, 48).unwrap();
-        let table = gdn_call(heads, 4128, Window::DEFAULT).unwrap();
-        let sizes: Vec<_> = table.rows.iter().map(|row| (row.name, row.bytes.get())).collect();
-        let (keys, values, gates) = (4128 * 16 * 256, 4128 * 48 * 256, 4128 * 48 * 4);
-        let workspace = gdn_workspace(heads, Window::DEFAULT, Design::Fused).total().get();
-        let expected = [
-            ("q", keys),
-            ("k", keys),
-            ("v", values),
-            ("g", gates),
-            ("beta", gates),
-            ("o", values),
-            ("gdn_workspace", workspace),
-        ];
-        assert_eq!(sizes, expected);
-        assert!(gdn_call(heads, u64::MAX / 4, Window::DEFAULT).is_err(), "sizes that are none are refused");
-    }
 }

@@ -60,8 +60,12 @@ pub struct Workload {
     /// Tokens that are resident at once, a multiple of 64; for Terrace alone. `None` takes all tokens at once, and only the
     /// kernels work in windows, of [`Window::DEFAULT`](crate::shape::Window::DEFAULT).
     pub window: Option<u64>,
-    /// The first layers of a forward; `None` for all.
+    /// The first layers of a forward, `None` for all; or so many Gated DeltaNet layers one after the other, `None` for one.
     pub layers: Option<u64>,
+    /// The tokens are the next ones of a sequence that is decoded, from 1 to [`MAX_DECODE`]; for Terrace's layers alone.
+    pub decode: bool,
+    /// Threads of the host that run it in fp32, instead of a GPU in 16 bits; for Terrace's layers alone.
+    pub cpu_threads: Option<u32>,
     /// Cards that heads and feed-forward are split over.
     pub tp: u64,
     /// Rows of logits at the end of a forward; 0 leaves its end out.
@@ -82,6 +86,8 @@ impl Workload {
             sequences,
             window: None,
             layers: None,
+            decode: false,
+            cpu_threads: None,
             tp,
             logits_rows,
         }
@@ -97,6 +103,9 @@ impl Lifetimes {
         }
     }
 }
+
+/// The most tokens of a sequence in a decode step.
+pub const MAX_DECODE: u64 = 8;
 
 /// The most tokens of a workload.
 pub const MAX_TOKENS: u64 = 1 << 40;
