@@ -116,6 +116,57 @@ fn every_strategy_passes_the_check_on_random_problems_with_every_constraint() {
     }
 }
 
+#[test]
+fn no_order_of_the_search_refutes_what_was_cut_from_one_rectangle() {
+    let (mut found, mut tried) = (0, 0);
+    for seed in 0..300 {
+        let mut random = Random::new(seed);
+        let (count, height) = (10 + random.below(50) as usize, 20 + random.below(60));
+        let problem = generate::cut(&mut random, count, height, 40, seed % 3 * 8);
+        let capacity = Bytes::new(height);
+        for strategy in strategy_names().iter().filter(|name| name.starts_with("search/")) {
+            let options = Options { capacity, ..options(20_000) };
+            let solved = solve_with(strategy, &problem, &options, &two_threads()).unwrap().unwrap();
+            assert!(!solved.refuted, "{strategy} refutes seed {seed}");
+            let makespan = solved.placement.makespan(&problem).get();
+            assert!(!solved.proof.optimal || makespan <= height, "{strategy} stops early, seed {seed}");
+            (found, tried) = (found + u32::from(makespan <= height), tried + 1);
+        }
+    }
+    assert!(found * 10 >= tried * 9, "{found} of {tried} found within 20,000 nodes");
+}
+
+#[test]
+fn all_orders_of_the_search_that_finish_agree() {
+    let (mut proven, mut above_the_bound) = (0, 0);
+    for seed in 0..400 {
+        let mut random = Random::new(seed);
+        let features = Features {
+            aligns: seed % 4 == 1,
+            gaps: seed % 3 == 1,
+            fixed: seed % 5 == 1,
+            apart: seed % 7 == 1,
+            reserved: seed % 11 == 1,
+            ..Features::default()
+        };
+        let count = 9 + random.below(12) as usize;
+        let problem = generate::problem(&mut random, count, 12, 14, features);
+        let bound = bound::lower_bound(&problem).bytes.get();
+        let mut optimum = None;
+        for strategy in strategy_names().iter().filter(|name| name.starts_with("search/")) {
+            let solved = solve_with(strategy, &problem, &options(40_000), &two_threads()).unwrap().unwrap();
+            let makespan = solved.placement.makespan(&problem).get();
+            assert_eq!(check(&problem, &solved.placement, None), Ok(()), "{strategy} seed {seed}");
+            if solved.proof.optimal {
+                assert_eq!(*optimum.get_or_insert(makespan), makespan, "{strategy} seed {seed}");
+                proven += 1;
+                above_the_bound += u32::from(makespan > bound);
+            }
+        }
+    }
+    assert!(proven > 1_500 && above_the_bound > 300, "{proven} proven, {above_the_bound} of them above the bound");
+}
+
 /// The problem of a file of the corpus.
 fn problem_of(path: &std::path::Path, align: Align) -> Problem {
     terrace_planner::problem_of(&corpus::read(path), &Options { align, ..Options::default() }).unwrap()

@@ -124,6 +124,38 @@ fn pieces(random: &mut Random, buffer: &Buffer, windows: bool) -> Box<[Piece]> {
     }
 }
 
+/// A rectangle of `height` bytes and `width` ticks cut into at most `count` buffers, shuffled: their optimum is the height,
+/// with not a byte to spare. Some are left out with a chance of one in `holes`, where that is not 0.
+pub fn cut(random: &mut Random, count: usize, height: u64, width: u64, holes: u64) -> Problem {
+    // Bytes from and to, ticks from and to.
+    let mut pieces = vec![(0, height, 0, width)];
+    for _ in 0..20 * count {
+        let (low, high, start, end) = pieces[random.below(pieces.len() as u64) as usize];
+        let at = pieces.iter().position(|piece| *piece == (low, high, start, end)).expect("it was just chosen");
+        if random.below(2) == 0 && high - low > 1 {
+            let middle = low + 1 + random.below(high - low - 1);
+            pieces[at] = (low, middle, start, end);
+            pieces.push((middle, high, start, end));
+        } else if end - start > 1 {
+            let middle = start + 1 + random.below(end - start - 1);
+            pieces[at] = (low, high, start, middle);
+            pieces.push((low, high, middle, end));
+        }
+        if pieces.len() >= count {
+            break;
+        }
+    }
+    if holes > 0 {
+        pieces.retain(|_| random.below(holes) > 0);
+    }
+    let mut buffers: Vec<Buffer> = Vec::with_capacity(pieces.len());
+    for (low, high, start, end) in pieces {
+        let place = random.below(buffers.len() as u64 + 1) as usize;
+        buffers.insert(place, plain(high - low, start, end));
+    }
+    Problem { buffers, ..Problem::default() }
+}
+
 /// A profile of the events that such lives make: one lane, one label, ticks by event.
 pub fn profile(random: &mut Random, count: u32, largest: u64) -> Profile {
     let mut profile = Profile {
