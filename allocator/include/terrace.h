@@ -236,6 +236,17 @@ terrace_status terrace_torch_device(int ordinal, terrace_device **out);
 /* alloc_fn. NULL for 0 bytes only. Throws; if the budget is spent, a text that begins with "CUDA out of memory". */
 void *terrace_torch_malloc(size_t size, int device, void *stream);
 
+/* alloc_fn of a torch.cuda.MemPool. PyTorch's own allocator asks for segments there, and takes NULL for a refusal, which it raises as
+ * its own. Never throws; terrace_last_error() has the report. */
+void *terrace_torch_try_malloc(size_t size, int device, void *stream);
+
+/* Throws an exception of its own with that text, such as the c10::OutOfMemoryError of the PyTorch that it was compiled against. One
+ * that returns has thrown nothing. */
+typedef void (*terrace_torch_thrower)(const char *text);
+
+/* Sets who throws when a budget is spent; NULL for nobody, and std::runtime_error. */
+void terrace_torch_on_out_of_memory(terrace_torch_thrower thrower);
+
 /* free_fn. Any pointer, from any thread, at any time, also at exit: what is not live is counted. Never throws. */
 void terrace_torch_free(void *ptr, size_t size, int device, void *stream);
 

@@ -34,6 +34,7 @@ use crate::script::{Kind, Script};
 use crate::space::Space;
 use crate::stats::Stats;
 use crate::step::{Open, this_thread};
+use crate::usage::Usage;
 
 /// What a device is opened with.
 #[derive(Clone, Debug)]
@@ -91,6 +92,9 @@ pub struct Device {
     pub(crate) pools: BTreeMap<PoolId, Pool>,
     pub(crate) labels: Labels,
     pub(crate) stats: Stats,
+    pub(crate) usage: Usage,
+    /// How much of the open script [`Usage::peak`] has seen.
+    pub(crate) looked: usize,
     pub(crate) ends: Ends,
     /// Somebody is called when a request finds no room, and has not been yet: nothing is waited for before.
     pub(crate) call_first: bool,
@@ -188,6 +192,8 @@ impl Device {
             pools: BTreeMap::new(),
             labels: Labels::default(),
             stats,
+            usage: Usage::default(),
+            looked: 0,
             ends: Ends::default(),
             call_first: false,
             steps: 0,

@@ -87,6 +87,7 @@ impl Device {
                 return Ok(offset);
             }
         }
+        self.usage.exhausted += 1;
         Err(Error::OutOfMemory(Box::new(self.exhausted(bytes, label))))
     }
 

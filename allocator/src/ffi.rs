@@ -7,6 +7,7 @@
 //!   ffi/failure.rs    statuses and the text of the last failure
 //!   ffi/torch.rs      terrace_torch_*: devices by ordinal, and the functions that PyTorch calls
 //!   ffi/throw.rs      C++ exceptions, for PyTorch alone
+//!   ffi/tape.rs       a record of what a device was asked for, as a profile
 //! ```
 //!
 //! No panic crosses: each function runs inside `guarded`. Pointers are checked for null and alignment; whether they point at
@@ -14,6 +15,7 @@
 
 mod failure;
 mod handle;
+mod tape;
 mod throw;
 mod torch;
 
@@ -29,9 +31,10 @@ use crate::device::Config;
 use crate::host::HostBacking;
 use crate::pool::PoolId;
 
-pub use failure::Status;
-use failure::{Failure, guarded, last, pointer};
+pub use failure::{Failure, Status};
+use failure::{guarded, last, pointer};
 pub use handle::{FailureCallback, Handle};
+pub use throw::OutOfMemoryThrower;
 pub use torch::*;
 
 /// `TERRACE_HOST`: memory of this process.
@@ -183,7 +186,7 @@ pub unsafe extern "C" fn terrace_begin_step(
     guarded(|| {
         // SAFETY: the caller's promise.
         let (handle, key) = unsafe { (handle(device)?, slice(key.cast::<u8>(), length, "key")?) };
-        Ok(handle.locked(|device| device.begin_step(key, stream(on)))??)
+        handle.begin_step(key, stream(on))
     })
 }
 
@@ -196,12 +199,7 @@ pub unsafe extern "C" fn terrace_end_step(device: *mut Handle) -> Status {
     guarded(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handle(device) }?;
-        let balanced = handle.locked(|device| {
-            let before = device.stats().divergences.unbalanced;
-            device.end_step().map(|()| device.stats().divergences.unbalanced == before)
-        })??;
-        let text = "this thread has begun no step that it could end";
-        if balanced { Ok(()) } else { Err(Failure::new(Status::NoStep, text)) }
+        handle.end_step()
     })
 }
 
@@ -458,7 +456,11 @@ unsafe fn read_options(from: *const Options) -> Result<Options, Failure> {
     Ok(known)
 }
 
-fn config(options: Options) -> Result<Config, Failure> {
+/// What a device is opened with, of options that C gave.
+///
+/// # Errors
+/// A budget or an alignment that cannot be.
+pub fn config(options: Options) -> Result<Config, Failure> {
     let mut config = Config::new(size(options.budget, "budget")?);
     if options.align != 0 {
         config.align =
@@ -481,7 +483,11 @@ fn config(options: Options) -> Result<Config, Failure> {
     Ok(config)
 }
 
-fn backing(kind: u32, ordinal: u32) -> Result<Box<dyn Backing>, Failure> {
+/// The memory that a number of [`Options::backing`] names.
+///
+/// # Errors
+/// No such number, or no such device.
+pub fn backing(kind: u32, ordinal: u32) -> Result<Box<dyn Backing>, Failure> {
     match kind {
         BACKING_HOST => Ok(Box::new(HostBacking::new())),
         BACKING_CUDA => cuda(ordinal),

@@ -25,6 +25,7 @@ mod serve;
 mod space;
 mod stats;
 mod step;
+mod usage;
 
 pub use allocator::Allocator;
 pub use backing::{Backing, BackingError, Stream};
@@ -40,3 +41,4 @@ pub use report::{
 pub use stats::Stats;
 #[doc(hidden)]
 pub use step::TableSizes;
+pub use usage::{Load, Usage};

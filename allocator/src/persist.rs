@@ -372,6 +372,10 @@ fn read(path: &Path, name: &str) -> Result<Vec<u8>, Error> {
 
 /// Writes to a file beside the target, synced, then renamed over it.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // What is no plain file (/dev/null, a pipe) cannot be replaced, only written to.
+    if path.metadata().is_ok_and(|known| !known.is_file()) {
+        return fs::OpenOptions::new().write(true).open(path)?.write_all(bytes);
+    }
     let name = path.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "this names no file"))?;
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Asked first, so that an error is about the folder and not about a temporary name in it.

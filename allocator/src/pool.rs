@@ -176,6 +176,7 @@ impl Device {
         pool.live.insert(offset, Graphed { size, label, stream, capture: pool.captures.len() });
         pool.now += size;
         pool.most = pool.most.max(pool.now);
+        self.usage_taken(size);
         Ok(DeviceSpan { address: self.span.address + offset, bytes })
     }
 
@@ -248,6 +249,7 @@ impl Device {
             // A capture that was begun again counts anew.
             pool.now = pool.now.saturating_sub(block.size);
         }
+        self.usage_given(block.size);
         self.retire_pool(id);
         true
     }

@@ -6,6 +6,7 @@ use terrace_profiles::units::{Align, Bytes, Offset, Tick};
 use terrace_profiles::{Action, BufferId, Event, LabelId, LaneId, Profile};
 
 use crate::record::{Happened, Template};
+use crate::usage::Load;
 
 /// Room for growth may make a plan larger by one part in so many.
 const ROOM_DIVISOR: u64 = 100;
@@ -45,6 +46,12 @@ pub struct Script {
     pub offsets: Vec<u64>,
     /// The expected events.
     pub ops: Vec<Op>,
+    /// What lives of the plan before each event, and after the last.
+    pub loads: Vec<Load>,
+    /// The most that does.
+    pub most: Load,
+    /// All that the plan serves.
+    pub served: Load,
     /// For each lane its slots, in order.
     pub lanes: Vec<Vec<u32>>,
     /// For each slot its place in its lane.
@@ -123,7 +130,9 @@ impl Script {
             Happened::Free(slot) if template.slots[slot as usize].outlives => None,
             Happened::Free(slot) => Some(op(Kind::Free, slot)),
         });
-        let ops = ops.collect();
+        let ops: Vec<Op> = ops.collect();
+        let (loads, most) = loads(&ops);
+        let served = served(&ops);
         let mut lanes: Vec<Vec<u32>> = Vec::new();
         let mut turn = Vec::with_capacity(template.slots.len());
         for (slot, info) in (0..).zip(&template.slots) {
@@ -132,13 +141,43 @@ impl Script {
             turn.push(lanes[lane].len() as u32);
             lanes[lane].push(slot);
         }
-        Self { template, offsets, ops, lanes, turn, makespan, lower_bound, optimal }
+        Self { template, offsets, ops, loads, most, served, lanes, turn, makespan, lower_bound, optimal }
+    }
+
+    /// What the plan serves before the event with that index.
+    pub fn served_before(&self, cursor: usize) -> Load {
+        if cursor == self.ops.len() { self.served } else { served(&self.ops[..cursor]) }
     }
 
     /// How many requests the plan serves.
     pub fn planned(&self) -> usize {
         self.template.slots.iter().filter(|slot| !slot.outlives).count()
     }
+}
+
+/// What lives before each event and after the last, and the most of it.
+fn loads(ops: &[Op]) -> (Vec<Load>, Load) {
+    let (mut now, mut most) = (Load::default(), Load::default());
+    let mut loads = Vec::with_capacity(ops.len() + 1);
+    loads.push(now);
+    for op in ops {
+        match op.kind {
+            Kind::Alloc => now.add(op.seen),
+            Kind::Free => now.take(op.seen),
+            Kind::Outside => {}
+        }
+        most = most.max_of(now);
+        loads.push(now);
+    }
+    (loads, most)
+}
+
+fn served(ops: &[Op]) -> Load {
+    let mut served = Load::default();
+    for op in ops.iter().filter(|op| op.kind == Kind::Alloc) {
+        served.add(op.seen);
+    }
+    served
 }
 
 fn options(align: Align, effort: Effort) -> Options {

@@ -152,6 +152,7 @@ impl Device {
             let (step, request, streams) = (self.steps, Some(request), Vec::new());
             let block = Block { size, asked: bytes.get(), label: label_id, stream, step, request, state, streams };
             self.live.insert(offset, block);
+            self.usage_taken(size);
             return Ok(DeviceSpan { address: self.span.address + offset, bytes });
         }
         // What outlives the step has a slot that is not planned, and is no miss.
@@ -210,6 +211,7 @@ impl Device {
         let block = Block { size, asked: bytes.get(), label, stream, step, request, state, streams };
         self.live.insert(offset, block);
         self.stats.outside_taken(size, missed);
+        self.usage_taken(size);
         Ok(DeviceSpan { address: self.span.address + offset, bytes })
     }
 
@@ -258,6 +260,7 @@ impl Device {
             outside.offset = FREED;
         }
         self.verify(offset);
+        self.usage_given(self.live.get(&offset).map_or(0, |block| block.size));
         let capturing = self.is_capturing();
         let mut block = self.live.remove(&offset).expect("it was just there");
         let mut streams = std::mem::take(&mut block.streams);

@@ -143,6 +143,7 @@ impl Device {
             let alone = self.outside.is_empty() && !self.is_capturing();
             if clear && alone && !verify && !self.config.debug && self.order_in_claimed(stream) {
                 let (cursor, streams, outside) = (0, Vec::new(), Vec::new());
+                self.looked = 0;
                 self.script = Some(OnScript { script, cursor, streams, outside });
             }
         }
@@ -251,6 +252,7 @@ impl Device {
     /// Leaves the script: the state that it stood for is written out, and from here on each call is matched and checked.
     #[cold]
     pub(crate) fn leave_script(&mut self) {
+        self.usage_leaves_script();
         let Some(on) = self.script.take() else { return };
         let open = self.open.as_mut().expect("a script belongs to an open step");
         let Mode::Replay { matcher, .. } = &mut open.mode else { unreachable!("only a replayed step is on script") };
@@ -339,6 +341,7 @@ impl Device {
         }
         let mut open = self.open.take().expect("the caller looked");
         let (stream, intruders) = (open.stream, std::mem::take(&mut open.intruders));
+        self.usage_ends_script();
         let streams = match self.script.take() {
             Some(on) => {
                 self.close_on_script(&open, &on);

@@ -211,6 +211,38 @@ void environment() {
     std::puts("environment");
 }
 
+// What a companion compiled against PyTorch does: throws a class that only it knows.
+struct Spent : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+void throw_spent(const char *text) { throw Spent(text); }
+void throw_nothing(const char *) {}
+
+void spent() {
+    std::string text;
+    terrace_torch_on_out_of_memory(throw_spent);
+    try {
+        allocate(std::size_t{1} << 30, 0, stream);
+    } catch (const Spent &error) {
+        text = error.what();
+    }
+    CHECK(begins(text, "CUDA out of memory: torch asked for 1073741824 bytes"));
+    // Whatever else goes wrong is not its business.
+    CHECK(begins(thrown([] { allocate(1, 64, stream); }), "terrace: ordinal is 64"));
+    for (terrace_torch_thrower nobody : {throw_nothing, terrace_torch_thrower{nullptr}}) {
+        terrace_torch_on_out_of_memory(nobody);
+        CHECK(begins(thrown([] { allocate(std::size_t{1} << 30, 0, stream); }), "CUDA out of memory: "));
+    }
+    // A pool's request is refused by null.
+    CHECK(terrace_torch_try_malloc(std::size_t{1} << 30, 0, stream) == nullptr);
+    CHECK(begins(terrace_last_error(), "out of memory: torch asked for 1073741824 bytes"));
+    CHECK(terrace_torch_try_malloc(0, 0, stream) == nullptr);
+    void *at = terrace_torch_try_malloc(KIB, 0, stream);
+    CHECK(at != nullptr);
+    release(at, KIB, 0, stream);
+    std::puts("spent");
+}
+
 // Freed when the process ends, after everything else is.
 struct AtExit {
     void *at = nullptr;
@@ -221,6 +253,7 @@ struct AtExit {
 
 extern "C" int torch_main() {
     requests();
+    spent();
     frees();
     steps();
     pools();

@@ -10,6 +10,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("profiles", &[]),
     ("planner", &["terrace-profiles"]),
     ("allocator", &["terrace-planner", "terrace-profiles"]),
+    ("allocator/python", &["terrace-allocator", "terrace-kernels", "terrace-profiles"]),
     ("kernels", &["terrace-profiles"]),
     ("tests", &["terrace-allocator", "terrace-kernels", "terrace-planner", "terrace-profiles"]),
     ("benches", &["terrace-allocator", "terrace-kernels", "terrace-planner", "terrace-profiles", "terrace-tests"]),
@@ -29,6 +30,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("matrixmultiply::", &["kernels/src/block/cpu.rs"]),
     ("parking_lot::", &["allocator/src/allocator.rs", "allocator/src/fake.rs"]),
     ("petgraph::", &["planner/src/graph.rs"]),
+    ("pyo3::", &["allocator/python/src/lib.rs", "allocator/python/src/device.rs", "allocator/python/src/files.rs"]),
     ("rayon::", &["kernels/src/cpu.rs", "kernels/src/cpu/decode.rs"]),
     ("safetensors::", &["kernels/src/block/checkpoint.rs"]),
     ("sha2::", &["profiles/src/codec.rs", "kernels/src/cache.rs"]),
@@ -52,7 +54,7 @@ fn crates_depend_only_along_the_arrows() {
 
 #[test]
 fn each_dependency_has_one_door() {
-    for krate in ["profiles", "planner", "allocator", "kernels"] {
+    for krate in ["profiles", "planner", "allocator", "allocator/python", "kernels"] {
         each_source(&root().join(krate).join("src"), &mut |path, text| {
             // Unit tests may use what they like.
             let code = text.split("#[cfg(test)]").next().unwrap_or_default();

@@ -90,7 +90,8 @@ fn a_library_that_python_loads_catches_them_too() {
     check(on_host(&loader).arg(library), PYTORCHS_CALLS);
 }
 
-const PYTORCHS_CALLS: &[&str] = &["requests", "frees", "steps", "pools", "registered", "fractions", "environment"];
+const PYTORCHS_CALLS: &[&str] =
+    &["requests", "spent", "frees", "steps", "pools", "registered", "fractions", "environment"];
 
 #[test]
 #[cfg(unix)]

@@ -87,19 +87,20 @@ impl Status {
 
 /// Why a call failed.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub struct Failure {
+    /// What it came to; not [`Status::Ok`].
     pub status: Status,
     /// One sentence; of a spent budget, the whole report.
     pub text: String,
 }
 
 impl Failure {
-    pub fn new(status: Status, text: impl Into<String>) -> Self {
+    pub(super) fn new(status: Status, text: impl Into<String>) -> Self {
         Self { status, text: text.into() }
     }
 
     /// `why` continues the argument's name: `is null`.
-    pub fn argument(name: &str, why: &str) -> Self {
+    pub(super) fn argument(name: &str, why: &str) -> Self {
         Self::new(Status::BadArgument, format!("{name} {why}"))
     }
 }

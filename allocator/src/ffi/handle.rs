@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use terrace_profiles::Profile;
 use terrace_profiles::units::{Bytes, DeviceSpan};
 
 use crate::allocator::Allocator;
@@ -20,6 +21,7 @@ use crate::backing::{Backing, Stream};
 use crate::device::{Config, Device};
 use crate::error::Error;
 use crate::ffi::failure::{Failure, Status, panic_text};
+use crate::ffi::tape::Tape;
 
 /// Called when a request finds no room, before anything is waited for: `user` as it was registered, and the bytes asked for.
 /// Not 0: something was freed, try again. It runs on the thread whose request it is, without the lock, and must not unwind.
@@ -39,6 +41,9 @@ pub struct Handle {
     callback: Mutex<Option<Callback>>,
     /// Whether there is one.
     calls: AtomicBool,
+    tape: Mutex<Option<Tape>>,
+    /// Whether there is one.
+    taping: AtomicBool,
 }
 
 thread_local! {
@@ -58,7 +63,10 @@ unsafe impl Send for Callback {}
 
 impl Handle {
     /// Opens a device. Its address must be as aligned as its requests are to be.
-    pub(super) fn open(backing: Box<dyn Backing>, config: Config) -> Result<Arc<Self>, Failure> {
+    ///
+    /// # Errors
+    /// As [`Device::new`], and an alignment that the memory does not have.
+    pub fn open(backing: Box<dyn Backing>, config: Config) -> Result<Arc<Self>, Failure> {
         watch_forks();
         let align = config.align.get();
         let allocator = Allocator::new(backing, config)?;
@@ -75,11 +83,13 @@ impl Handle {
             forks: FORKS.load(Ordering::Relaxed),
             callback: Mutex::new(None),
             calls: AtomicBool::new(false),
+            tape: Mutex::new(None),
+            taping: AtomicBool::new(false),
         }))
     }
 
     /// Where the reservation lies: its first address and its bytes.
-    pub(super) fn span(&self) -> (u64, u64) {
+    pub fn span(&self) -> (u64, u64) {
         (self.base.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
     }
 
@@ -90,7 +100,10 @@ impl Handle {
     }
 
     /// See [`Device::resize`].
-    pub(super) fn resize(&self, budget: Bytes) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// As [`Device::resize`], and what [`Handle::locked`] says.
+    pub fn resize(&self, budget: Bytes) -> Result<(), Failure> {
         let resized = self.locked(|device| {
             let resized = device.resize(budget);
             let DeviceSpan { address, bytes } = device.reservation();
@@ -110,8 +123,12 @@ impl Handle {
         Err(Failure::new(Status::Forked, text))
     }
 
-    /// Runs a call under the lock; a panic in it kills the device.
-    pub(super) fn locked<T>(&self, call: impl FnOnce(&mut Device) -> T) -> Result<T, Failure> {
+    /// Runs a call under the lock; a panic in it kills the device. Steps, requests and frees have functions of their own here, which
+    /// a tape sees.
+    ///
+    /// # Errors
+    /// This process is a fork of the one that opened the device, or an earlier call panicked, or this one did.
+    pub fn locked<T>(&self, call: impl FnOnce(&mut Device) -> T) -> Result<T, Failure> {
         self.not_forked()?;
         let mut device = self.allocator.device();
         if let Some(death) = self.death.get() {
@@ -127,14 +144,73 @@ impl Handle {
         })
     }
 
+    /// See [`Device::begin_step`].
+    ///
+    /// # Errors
+    /// As [`Device::begin_step`], and what [`Handle::locked`] says.
+    pub fn begin_step(&self, key: &[u8], stream: Stream) -> Result<(), Failure> {
+        Ok(self.locked(|device| {
+            device.begin_step(key, stream)?;
+            self.on_tape(|tape| tape.begin_step(key));
+            Ok::<_, Error>(())
+        })??)
+    }
+
+    /// See [`Device::end_step`].
+    ///
+    /// # Errors
+    /// As [`Device::end_step`], [`Status::NoStep`] if this thread has begun none, and what [`Handle::locked`] says.
+    pub fn end_step(&self) -> Result<(), Failure> {
+        let balanced = self.locked(|device| {
+            let before = device.stats().divergences.unbalanced;
+            device.end_step()?;
+            let balanced = device.stats().divergences.unbalanced == before;
+            if balanced {
+                self.on_tape(Tape::end_step);
+            }
+            Ok::<_, Error>(balanced)
+        })??;
+        let text = "this thread has begun no step that it could end";
+        if balanced { Ok(()) } else { Err(Failure::new(Status::NoStep, text)) }
+    }
+
+    /// Writes down every step, request and free from here on; what an earlier call has written so far is dropped.
+    pub fn start_tape(&self) {
+        *self.tape.lock().unwrap_or_else(PoisonError::into_inner) = Some(Tape::default());
+        self.taping.store(true, Ordering::Relaxed);
+    }
+
+    /// What was written down since [`Handle::start_tape`], as a profile of that name; `None` if nothing was started.
+    pub fn take_tape(&self, name: &str) -> Option<Profile> {
+        self.taping.store(false, Ordering::Relaxed);
+        let tape = self.tape.lock().unwrap_or_else(PoisonError::into_inner).take();
+        tape.map(|tape| tape.into_profile(name))
+    }
+
+    /// Called under the device's lock, so that the tape has the order of the device.
+    fn on_tape(&self, write: impl FnOnce(&mut Tape)) {
+        if self.taping.load(Ordering::Relaxed)
+            && let Some(tape) = &mut *self.tape.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            write(tape);
+        }
+    }
+
     /// Serves a request. If there is a failure callback, nothing is waited for as long as that frees something; a request of
     /// the callback itself does not call it.
-    pub(super) fn alloc(&self, bytes: Bytes, stream: Stream, label: &str) -> Result<u64, Failure> {
+    ///
+    /// # Errors
+    /// As [`Device::alloc`], and what [`Handle::locked`] says.
+    pub fn alloc(&self, bytes: Bytes, stream: Stream, label: &str) -> Result<u64, Failure> {
         let mut calls = self.calls.load(Ordering::Relaxed) && !INSIDE.get();
         loop {
             let served = self.locked(|device| {
                 device.call_first = calls;
-                device.alloc(bytes, stream, label)
+                let served = device.alloc(bytes, stream, label);
+                if let Ok(span) = &served {
+                    self.on_tape(|tape| tape.alloc(span.address, bytes, stream, label));
+                }
+                served
             })?;
             match served {
                 Ok(span) => return Ok(span.address),
@@ -144,16 +220,23 @@ impl Handle {
         }
     }
 
-    /// Frees; [`Status::NotLive`] if nothing that lives begins there.
-    pub(super) fn free(&self, address: u64) -> Result<(), Failure> {
+    /// Frees.
+    ///
+    /// # Errors
+    /// [`Status::NotLive`] if nothing that lives begins there, and what [`Handle::locked`] says.
+    pub fn free(&self, address: u64) -> Result<(), Failure> {
         self.about(address, "free", |device| {
             device.note_thread(address);
             device.free(address);
+            self.on_tape(|tape| tape.free(address));
         })
     }
 
-    /// See [`Device::record_stream`]; [`Status::NotLive`] as for a free.
-    pub(super) fn record_stream(&self, address: u64, stream: Stream) -> Result<(), Failure> {
+    /// See [`Device::record_stream`].
+    ///
+    /// # Errors
+    /// [`Status::NotLive`] as for a free, and what [`Handle::locked`] says.
+    pub fn record_stream(&self, address: u64, stream: Stream) -> Result<(), Failure> {
         self.about(address, "record_stream", |device| device.record_stream(address, stream))
     }
 

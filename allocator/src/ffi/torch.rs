@@ -19,9 +19,9 @@ use terrace_profiles::units::Bytes;
 
 use crate::backing::Backing;
 use crate::device::Config;
-use crate::ffi::failure::{Failure, Status, caught, guarded, pointer};
+use crate::ffi::failure::{Failure, Status, caught, guarded, keep, pointer};
 use crate::ffi::handle::Handle;
-use crate::ffi::throw::throw;
+use crate::ffi::throw::{OutOfMemoryThrower, on_out_of_memory, throw};
 use crate::ffi::{BACKING_CUDA, BACKING_HOST, Pool, address, backing, handle, stream};
 use crate::pool::PoolId;
 
@@ -54,21 +54,33 @@ fn torch() -> MutexGuard<'static, Torch> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_torch_register(ordinal: c_int, device: *mut Handle) -> Status {
     guarded(|| {
-        let slot = slot(ordinal)?;
+        slot(ordinal)?;
         // SAFETY: the caller's promise.
-        let handle = unsafe { handle(device) }?;
-        handle.not_forked()?;
-        let _one_at_a_time = torch();
-        match slot.load(Ordering::Acquire) {
-            known if known.is_null() => {}
-            known if ptr::eq(known, device) => return Ok(()),
-            _ => return Err(Failure::argument("ordinal", &format!("{ordinal} has a device already"))),
-        }
-        // SAFETY: the pointer came from `Arc::into_raw`, and the caller holds it.
-        unsafe { Arc::increment_strong_count(device.cast_const()) };
-        slot.store(device, Ordering::Release);
-        Ok(())
+        unsafe { handle(device) }?;
+        // SAFETY: the pointer came from `Arc::into_raw`, and the caller holds it: this adds a hold, which `register` takes or gives up.
+        let held = unsafe {
+            Arc::increment_strong_count(device.cast_const());
+            Arc::from_raw(device.cast_const())
+        };
+        register(ordinal, held)
     })
+}
+
+/// As [`terrace_torch_register`], for a Rust program that shares its device with PyTorch.
+///
+/// # Errors
+/// No such ordinal, one that has a device, a device of the parent of this process.
+pub fn register(ordinal: c_int, device: Arc<Handle>) -> Result<(), Failure> {
+    let slot = slot(ordinal)?;
+    device.not_forked()?;
+    let _one_at_a_time = torch();
+    match slot.load(Ordering::Acquire) {
+        known if known.is_null() => {}
+        known if ptr::eq(known, Arc::as_ptr(&device)) => return Ok(()),
+        _ => return Err(Failure::argument("ordinal", &format!("{ordinal} has a device already"))),
+    }
+    slot.store(Arc::into_raw(device).cast_mut(), Ordering::Release);
+    Ok(())
 }
 
 /// The device of an ordinal, opened as the environment says if there is none yet. It is not the caller's to destroy.
@@ -94,7 +106,27 @@ pub unsafe extern "C" fn terrace_torch_device(ordinal: c_int, out: *mut *mut Han
 /// Called from C++, or from what an exception may pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn terrace_torch_malloc(size: usize, ordinal: c_int, on: *mut c_void) -> *mut c_void {
-    let served = caught(|| {
+    match serve(size, ordinal, on) {
+        Ok(address) => ptr::with_exposed_provenance_mut(address as usize),
+        Err(failure) => throw(failure),
+    }
+}
+
+/// `alloc_fn` of a `torch.cuda.MemPool`, where PyTorch's own allocator asks for segments, takes null for a refusal and raises that as its
+/// own. The text of a refusal is in `terrace_last_error`.
+#[unsafe(no_mangle)]
+pub extern "C" fn terrace_torch_try_malloc(size: usize, ordinal: c_int, on: *mut c_void) -> *mut c_void {
+    match serve(size, ordinal, on) {
+        Ok(address) => ptr::with_exposed_provenance_mut(address as usize),
+        Err(failure) => {
+            keep(&failure.text);
+            ptr::null_mut()
+        }
+    }
+}
+
+fn serve(size: usize, ordinal: c_int, on: *mut c_void) -> Result<u64, Failure> {
+    caught(|| {
         if size == 0 {
             return Ok(0);
         }
@@ -102,11 +134,16 @@ pub unsafe extern "C-unwind" fn terrace_torch_malloc(size: usize, ordinal: c_int
         let too_large =
             || Failure::new(Status::OutOfMemory, format!("{size} bytes were asked for, more than there can be"));
         device.alloc(Bytes::new(size as u64).ok_or_else(too_large)?, stream(on), "torch")
-    });
-    match served {
-        Ok(address) => ptr::with_exposed_provenance_mut(address as usize),
-        Err(failure) => throw(failure),
-    }
+    })
+}
+
+/// Sets who throws when a budget is spent; null for nobody, and `std::runtime_error`.
+///
+/// # Safety
+/// The function throws, or returns, on whatever thread it is called, as long as it is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrace_torch_on_out_of_memory(thrower: Option<OutOfMemoryThrower>) {
+    on_out_of_memory(thrower);
 }
 
 /// `free_fn`. Takes anything, from any thread, at any time, and never throws: what is not live is counted.
@@ -283,7 +320,8 @@ fn open(ordinal: c_int) -> Result<&'static Handle, Failure> {
     };
     let budget = environment.budget.into_iter().chain(share).min().ok_or_else(|| {
         let text = format!(
-            "device {ordinal} has no budget: set TERRACE_BUDGET (such as 20GiB) or a memory fraction, or register a device"
+            "device {ordinal} has no budget: set TERRACE_BUDGET (such as 20GiB) or a memory fraction, or register a device (in Python: \
+             name it in terrace.install)"
         );
         Failure::new(Status::BadArgument, text)
     })?;

@@ -10,7 +10,7 @@
 //! row of a projected buffer is padded to whole tiles of a projection.
 
 use super::layer::{ACTIVATION, FP32, Mlp, Rank, Table, mlp as unfused_mlp};
-use super::{CHUNK, Design, Gdn, Layout, Window, gdn_cpu_workspace, gdn_workspace};
+use super::{CHUNK, Design, Gdn, HEAD_DIM, Layout, Window, gdn_cpu_workspace, gdn_workspace};
 use crate::synth::MAX_DECODE;
 use crate::units::Overflow;
 
@@ -100,6 +100,27 @@ pub fn gdn_op(heads: Gdn, window: Window) -> Result<Table, Overflow> {
     Table::new(&["gdn"], [("gdn_workspace", &[workspace][..], ["gdn", "gdn", "gdn"])])
 }
 
+/// One call of the operation with all it takes, for whoever makes the inputs too: q, k, v and o of 16 bits, g and beta in fp32.
+///
+/// # Errors
+/// A size that is no size.
+pub fn gdn_call(heads: Gdn, tokens: u64, window: Window) -> Result<Table, Overflow> {
+    let workspace = gdn_workspace(heads, window, Design::Fused).total().get();
+    let (keys, values) = (u64::from(heads.key_heads()), u64::from(heads.value_heads()));
+    Table::new(
+        &["inputs", "gdn"],
+        [
+            ("q", &[tokens, keys, HEAD_DIM, ACTIVATION][..], ["inputs", "gdn", "gdn"]),
+            ("k", &[tokens, keys, HEAD_DIM, ACTIVATION], ["inputs", "gdn", "gdn"]),
+            ("v", &[tokens, values, HEAD_DIM, ACTIVATION], ["inputs", "gdn", "gdn"]),
+            ("g", &[tokens, values, FP32], ["inputs", "gdn", "gdn"]),
+            ("beta", &[tokens, values, FP32], ["inputs", "gdn", "gdn"]),
+            ("o", &[tokens, values, HEAD_DIM, ACTIVATION], ["gdn", "gdn", "gdn"]),
+            ("gdn_workspace", &[workspace], ["gdn", "gdn", "gdn"]),
+        ],
+    )
+}
+
 /// A feed-forward over `tokens` of the prompt. Experts are sized as other engines run them.
 ///
 /// # Errors
@@ -175,5 +196,25 @@ mod tests {
         assert!(names(run).contains(&"gdn_workspace"));
         assert!(!names(run.decode()).contains(&"gdn_workspace"));
         assert_eq!(projected(&rank), 129 * 128);
+    }
+
+    #[test]
+    fn a_call_is_its_inputs_its_output_and_a_workspace_that_no_prompt_changes() {
+        let heads = Gdn::new(16, 48).unwrap();
+        let table = gdn_call(heads, 4128, Window::DEFAULT).unwrap();
+        let sizes: Vec<_> = table.rows.iter().map(|row| (row.name, row.bytes.get())).collect();
+        let (keys, values, gates) = (4128 * 16 * 256, 4128 * 48 * 256, 4128 * 48 * 4);
+        let workspace = gdn_workspace(heads, Window::DEFAULT, Design::Fused).total().get();
+        let expected = [
+            ("q", keys),
+            ("k", keys),
+            ("v", values),
+            ("g", gates),
+            ("beta", gates),
+            ("o", values),
+            ("gdn_workspace", workspace),
+        ];
+        assert_eq!(sizes, expected);
+        assert!(gdn_call(heads, u64::MAX / 4, Window::DEFAULT).is_err(), "sizes that are none are refused");
     }
 }

@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use terrace_allocator::fake::{Access, FakeDevice};
-use terrace_allocator::{Allocator, Config, Counts, Error, PoolId, Stream};
+use terrace_allocator::{Allocator, Config, Counts, Error, Load, PoolId, Stream, Usage};
 use terrace_profiles::units::DeviceSpan;
 use terrace_tests::generate::Random;
 
@@ -147,6 +147,8 @@ struct Episode<'a> {
     allocator: Arc<Allocator>,
     fake: FakeDevice,
     oracle: Oracle,
+    /// What came, went and lived, but for `now` and failures.
+    expected: Usage,
     /// What lives and belongs to no open step's trace.
     strays: Vec<Live>,
     /// Freed before, and perhaps handed out again since.
@@ -180,7 +182,22 @@ impl<'a> Episode<'a> {
         let (oracle, totals) = (Oracle::default(), Totals::default());
         let (strays, freed, pools) = (Vec::new(), Vec::new(), Vec::new());
         let (capturing, elsewhere) = (None, 0);
-        Self { random, worker, allocator, fake, oracle, strays, freed, pools, capturing, elsewhere, totals, budget }
+        let expected = Usage::default();
+        Self {
+            random,
+            worker,
+            allocator,
+            fake,
+            oracle,
+            expected,
+            strays,
+            freed,
+            pools,
+            capturing,
+            elsewhere,
+            totals,
+            budget,
+        }
     }
 
     fn run(mut self) -> Totals {
@@ -306,6 +323,9 @@ impl<'a> Episode<'a> {
     fn alloc(&mut self, units: u64, stream: Stream) -> Option<Live> {
         let size = UNIT * units - self.random.below(UNIT);
         self.totals.allocs += 1;
+        if self.chance(10) {
+            self.check_usage();
+        }
         let pool = self.capturing.filter(|_| stream == CAPTURE);
         match self.allocator.alloc(bytes(size), stream, "fuzz") {
             Ok(span) => {
@@ -328,6 +348,11 @@ impl<'a> Episode<'a> {
         assert!(span.address.is_multiple_of(UNIT), "{span:?}");
         assert!(span.address + span.bytes.get() <= all.address + all.bytes.get());
         self.oracle.alloc(span);
+        self.expected.served.bytes += span.bytes.get().next_multiple_of(UNIT);
+        self.expected.served.buffers += 1;
+        let now = self.lives();
+        self.expected.peak.bytes = self.expected.peak.bytes.max(now.bytes);
+        self.expected.peak.buffers = self.expected.peak.buffers.max(now.buffers);
         for (id, spans) in &mut self.pools {
             if pool == Some(*id) {
                 spans.push(span);
@@ -351,6 +376,8 @@ impl<'a> Episode<'a> {
             self.fake.launch(block.stream, "last use", &[Access::Read(block.span)]);
         }
         self.oracle.free(block.span.address);
+        self.expected.freed.bytes += block.span.bytes.get().next_multiple_of(UNIT);
+        self.expected.freed.buffers += 1;
         let address = block.span.address;
         if self.chance(5) {
             self.on_worker(move |allocator| allocator.free(address));
@@ -555,8 +582,27 @@ impl<'a> Episode<'a> {
         }
     }
 
-    fn check(&self) {
+    fn lives(&self) -> Load {
+        let Usage { served, freed, .. } = self.expected;
+        Load { bytes: served.bytes - freed.bytes, buffers: served.buffers - freed.buffers }
+    }
+
+    /// Now and then only, in steps and between them, since asking brings the peak up to date.
+    fn check_usage(&mut self) {
+        let expected = Usage { now: self.lives(), ..self.expected };
+        let found = self.allocator.device().usage();
+        assert_eq!(Usage { exhausted: 0, ..found }, expected);
+        if self.chance(200) {
+            self.allocator.device().reset_peak();
+            self.expected.peak = expected.now;
+        }
+    }
+
+    fn check(&mut self) {
         assert_eq!(self.fake.hazards(), []);
+        if self.chance(300) {
+            self.check_usage();
+        }
         let sums = self.allocator.device().accounting();
         assert_eq!(sums.free + sums.claimed + sums.outside + sums.pinned + sums.pending, sums.reservation, "{sums:?}");
     }

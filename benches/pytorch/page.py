@@ -1,0 +1,155 @@
+"""The page of results: one Markdown text from what the jobs left."""
+
+import math
+import statistics
+import subprocess
+import time
+
+import measure
+
+NAMES = {
+    "default": "default",
+    "expandable": "expandable segments",
+    "terrace": "Terrace, recording",
+    "terrace, loaded": "Terrace, plans loaded",
+}
+WHAT = {
+    "mixed": "12 prefills of mixed length, each with a fresh cache.",
+    "chat": "Five turns on one growing cache, 8 decodes each.",
+}
+COLUMNS = (
+    "Device: what the process takes of the GPU beyond an idle CUDA context. Host: wall clock of the calls of a round before anything waits "
+    "for the device, medians by kind of step; CPU: the thread's own time in it. The recording run's reservation is ample on purpose; the "
+    "loaded one's is the arena, what was seen outside of it in a settled round, as much again as of that came and went, and 128 MiB."
+)
+
+
+def heading(command, commit, args):
+    import torch
+
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    if args.tiny:
+        what = "Rehearsal: memory without values or times" if args.rehearse else "Dry run: nothing is measured"
+        return f"{what}. Command: {command}, {day}, commit {commit}; torch {torch.__version__}"
+    name, driver = smi("name"), smi("driver_version")
+    return f"Command: {command}, {day}, commit {commit}; {name}, driver {driver}, torch {torch.__version__}"
+
+
+def smi(what):
+    """What nvidia-smi says about the first GPU: asking PyTorch would take memory of it."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader", "-i", "0"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def text(title, checks, results, missing, args):
+    tuned = _part(results, "tune")
+    versions = "".join(f", {n} {v}" for n, v in tuned.get("versions", {}).items())
+    parts = [title + versions + ".", checks.line() if checks.rows else "Checks: none yet."]
+    parts += [f"{name}: not measured: {why}." for name, why in missing.items()]
+    if tuned.get("weights"):
+        weights = f"{mib(tuned['weights'])} MiB of random weights in bf16"
+        shape = "of a tiny geometry" if args.tiny else "of 27B geometry"
+        parts.append(f"{args.layers} layers {shape} with head, {weights}; rule from {tuned.get('rule')}.")
+    parts += [_workload(results, name) for name in ("mixed", "chat")]
+    parts += [_kinds(results), _planned(results), _ranks(results), _checks(checks), _times(results)]
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def _workload(results, name):
+    rows, digests, idle = [], {}, _part(results, "tune").get("idle", 0)
+    for suffix, shown in NAMES.items():
+        r = _part(results, f"{name} {suffix}")
+        if not r.get("last"):
+            continue
+        last, weights = r["last"], r["weights"]
+        reserved = last["peak_reserved"]
+        live = last.get("peak_live")
+        digest = digests.setdefault(r["digests"][-1], len(digests) + 1)
+        times = [f"{round_ms(r, what):.1f}" for what in ("host_ms", "cpu_ms")]
+        rows.append([shown, mib(reserved), mib(reserved - weights), mib(r["device_peak"] - idle), mib(live - weights) if live else "",
+                     *times, r["forwards"], f"{digest} ({r['digests'][-1][:8]})"])  # fmt: skip
+    if not rows:
+        return ""
+    head = ["allocator", "reserved MiB", "beyond weights", "device MiB", "peak live beyond weights", "host ms a round", "CPU ms a round",
+            "forwards", "outputs"]  # fmt: skip
+    text = [f"## {name}\n\n{WHAT[name]} {COLUMNS}", measure.table(head, rows)]
+    stats = _part(results, f"{name} terrace").get("stats")
+    if stats and stats["lower_bound"]:
+        share = stats["arena"] / stats["lower_bound"]
+        text.append(
+            f"Plans: arena {mib(stats['arena'])} MiB, {share:.4f} of the planned peak live; hits {stats['hits_warm']} of "
+            f"{stats['replay_allocs_warm']} for keys seen twice; {stats['steps_on_script']} of {stats['steps']} steps exactly as planned; "
+            f"{stats['plans']} plans, {stats['plan_ns'] / 1e6:.0f} ms for all of them; overflow at most {mib(stats['overflow_peak'])} MiB."
+        )
+    return "\n\n".join(text)
+
+
+def _kinds(results):
+    r = _part(results, "kinds")
+    rows = r.get("rows", {})
+    if "Terrace" not in rows:
+        return ""
+    tokens = r["job"]["tokens"]
+    body = [[kind, *(mib(rows[n]["peaks"].get(kind, 0)) for n in ("FLA", "Terrace"))] for kind in rows["FLA"]["peaks"]]
+    body.append(["in a call of the rule, beyond its inputs", *(mib(rows[n]["rule"]) for n in ("FLA", "Terrace"))])
+    body.append(["**whole forward**", *(mib(rows[n]["whole"]) for n in ("FLA", "Terrace"))])
+    body.append(["reserved, with weights", *(mib(rows[n]["reserved"]) for n in ("FLA", "Terrace"))])
+    known = math.isfinite(r.get("error", math.nan))
+    error = f" Outputs differ by {r['error']:.1e} (RMS of the difference over RMS, last 4096 tokens)." if known else ""
+    return (
+        f"## One prefill of {tokens:,} tokens, by kind of layer\n\nMost bytes alive beyond weights while a layer of that kind runs, MiB, "
+        f"PyTorch's default allocator.{error}\n\n" + measure.table(["while in", "FLA's rule", "Terrace's rule"], body)
+    )
+
+
+def _planned(results):
+    r = _part(results, "planned")
+    arenas = r.get("arenas", {})
+    if not arenas.get("FLA"):
+        return ""
+    body = [[n, mib(arenas[n])] for n in ("FLA", "Terrace") if n in arenas]
+    return f"## The arena of that prefill\n\n{measure.table(['rule', 'arena MiB'], body)}"
+
+
+def _ranks(results):
+    rows = []
+    for name in ("ranks", "ranks, loaded"):
+        for part in results.get(name, {}).get("parts", []):
+            stats = part.get("figures", {}).get("stats")
+            if stats:
+                share = f"{stats['hits']} of {stats['replay_allocs']}"
+                plan, digest = part["plan"], part["digests"][-1][:8]
+                rows.append([f"{name}, rank {part['rank']}", mib(stats["arena"]), stats["plans"], share, plan, digest])
+    if not rows:
+        return ""
+    head = ["process", "arena MiB", "plans made", "hits", "plan file, bytes", "outputs"]
+    return f"## Two processes on one device (torchrun), each with its own reservation and plan file\n\n{measure.table(head, rows)}"
+
+
+def _checks(checks):
+    if not checks.rows:
+        return ""
+    rows = [["ok" if r["ok"] else "**FAILED**", r["check"], r["detail"]] for r in checks.rows]
+    return "## Checks\n\n" + measure.table(["", "check", "found"], rows)
+
+
+def _times(results):
+    return "Seconds: " + ", ".join(f"{name} {r['seconds']:.0f}" for name, r in results.items()) + "."
+
+
+def round_ms(result, what):
+    """Milliseconds of a round: the median of each key, as often as it comes."""
+    rounds = max(1, result["job"]["timed"])
+    return sum(statistics.median(ms) * len(ms) / rounds for ms in result[what].values() if ms)
+
+
+def mib(n):
+    return f"{n / 2**20:,.0f}" if abs(n) >= 100 << 20 else f"{n / 2**20:.1f}"
+
+
+def _part(results, name):
+    parts = results.get(name, {}).get("parts") or [{}]
+    return parts[0]

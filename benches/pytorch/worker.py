@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+"""One configuration in one process: reads a job, writes what it measured as JSON, after each part of it.
+
+    worker.py JOB.json      as run.py starts it; under torchrun for the job "ranks"
+"""
+
+import contextlib
+import gc
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import os
+import sys
+import time
+
+import torch
+
+import allocators
+import model as models
+
+
+def main():
+    with open(sys.argv[1]) as f:
+        job = json.load(f)
+    begin = time.perf_counter()
+    result = {"job": job, "begun": True}
+
+    def publish(**more):
+        result.update(more, seconds=time.perf_counter() - begin)
+        path = job["out"]
+        with open(path + ".new", "w") as f:
+            json.dump(result, f)
+        os.replace(path + ".new", path)
+
+    with torch.inference_mode():
+        JOBS[job["kind"]](job, publish)
+    publish(done=True)
+
+
+def tune(job, publish):
+    """Compiles and tunes the kernels that the other processes then find on disk, and says what an idle context takes."""
+    if job["device"] != "cpu":
+        free, total = torch.cuda.mem_get_info()
+        publish(idle=total - free)
+    model = _model(job)
+    for tokens in job["lengths"]:
+        ids = model.inputs([models.Step("prefill", tokens)])[0]
+        for _ in range(2):
+            cache = model.new_cache()
+            _, logits = model.forward(ids, cache)
+            model.forward(logits.argmax(-1), cache)
+        _synchronize(job)
+        publish(tuned=tokens)
+    if job["ours"]:
+        from terrace import gdn
+
+        gdn.prepare(torch.bfloat16, job["device"])
+    import transformers
+
+    publish(versions={"transformers": transformers.__version__, **_fla_version()}, weights=model.weights(), rule=_rule(model))
+
+
+def workload(job, publish):
+    """Rounds of a workload: the first hashed, then timed ones, then more without either up to `forwards`, the last hashed again."""
+    alloc = allocators.opened(job["allocator"], job["device"], job.get("budget"), job.get("plan"))
+    model = _model(job)
+    steps = models.WORKLOADS[job["workload"]](job["short"])
+    inputs = model.inputs(steps)
+    _synchronize(job)
+    gc.collect()
+    alloc.reset()
+    run = Run(job, alloc, model, steps, inputs)
+    publish(weights=model.weights(), at_rest=alloc.figures())
+    digests = [run.round(hashed=True)]
+    publish(digests=digests, first=alloc.figures())
+    for _ in range(job["timed"]):
+        run.round(timed=True)
+    # Every key was seen twice by now, and what grew for the last time has grown.
+    publish(host_ms=run.host_ms, cpu_ms=run.cpu_ms, forwards=run.forwards, settled=alloc.figures())
+    while run.forwards < job["forwards"] - len(steps):
+        run.round()
+    digests.append(run.round(hashed=True))
+    publish(digests=digests, forwards=run.forwards, device_peak=run.device_peak, last=alloc.figures())
+    if job["allocator"] == "terrace":
+        publish(outside_peak=run.outside(), stats=alloc.figures()["stats"])
+        if job.get("save"):
+            alloc.save(job["save"])
+            publish(saved=os.path.getsize(job["save"]))
+
+
+class Run:
+    """Rounds over one workload's steps, and what they took of host and device."""
+
+    def __init__(self, job, alloc, model, steps, inputs):
+        self.job, self.alloc, self.model, self.steps, self.inputs = job, alloc, model, steps, inputs
+        self.forwards = self.device_peak = 0
+        self.host_ms, self.cpu_ms = ({repr(s.key): [] for s in steps} for _ in range(2))
+
+    def round(self, hashed=False, timed=False):
+        """All steps once; a digest of every hidden state and logit if asked for."""
+        digest = hashlib.blake2b(digest_size=16)
+        cache = tokens = None
+        for step, ids in zip(self.steps, self.inputs, strict=True):
+            ids = tokens if ids is None else ids
+            if step.past == 0:
+                cache = None
+            _synchronize(self.job)
+            wall, cpu = time.perf_counter(), time.thread_time()
+            with self.alloc.step(step.key):
+                # Made inside of the step: a prefill that nobody continues leaves nothing behind.
+                used = self.model.new_cache() if cache is None else cache
+                hidden, logits = self.model.forward(ids, used)
+                tokens = logits.argmax(-1)
+                if hashed:
+                    digest.update(_bytes(hidden))
+                    digest.update(_bytes(logits))
+                del hidden, logits
+                cache = used if self.job["workload"] == "chat" else None
+                del used
+            if timed:  # before anything waits for the device
+                self.host_ms[repr(step.key)].append(1e3 * (time.perf_counter() - wall))
+                self.cpu_ms[repr(step.key)].append(1e3 * (time.thread_time() - cpu))
+            self.forwards += 1
+            self.device_peak = max(self.device_peak, self.alloc.figures()["device_used"]) if not timed else self.device_peak
+        _synchronize(self.job)
+        self.device_peak = max(self.device_peak, self.alloc.figures()["device_used"])
+        return digest.hexdigest() if hashed else None
+
+    def outside(self):
+        """The most that plans do not place in a round where all keys are known, looked at after each part of each layer."""
+        most = 0
+
+        def look(*_):
+            nonlocal most
+            most = max(most, self.alloc.outside())
+
+        modules = [m for _, part in self.model.parts() for m in (part, *part.children())]
+        handles = [m.register_forward_hook(look) for m in modules]
+        look()
+        self.round()
+        look()
+        for h in handles:
+            h.remove()
+        return most
+
+
+def kinds(job, publish):
+    """The peak of one long prefill by kind of layer, with FLA's rule and with ours, under PyTorch's allocator."""
+    alloc = allocators.opened("default", job["device"])
+    model = _model(job)
+    step = models.Step("prefill", job["tokens"])
+    ids = model.inputs([step])[0]
+    rows, outputs = {}, {}
+    for name in ("FLA", "Terrace"):
+        with _patched(model, name == "Terrace") as replaced:
+            for _ in range(2):  # the first one compiles and loads
+                gc.collect()
+                alloc.reset()
+                rows[name], outputs[name] = _by_kind(job, alloc, model, ids)
+        rows[name]["replaced"] = replaced
+        publish(rows=rows)
+    difference = (outputs["FLA"].float() - outputs["Terrace"].float()).square().mean().sqrt()
+    publish(rows=rows, error=(difference / outputs["FLA"].float().square().mean().sqrt()).item())
+
+
+def _by_kind(job, alloc, model, ids):
+    """Bytes beyond what was there before, by kind of layer and of the whole; and what the rule's calls took beyond their inputs."""
+    native = job["device"] != "cpu"
+    live = torch.cuda.memory_allocated if native else lambda: 0
+    peak = torch.cuda.max_memory_allocated if native else lambda: 0
+    restart = torch.cuda.reset_peak_memory_stats if native else lambda: None
+    peaks, base, handles = {"elsewhere": 0}, live(), []
+
+    def mark(kind):
+        """What peaked since the last mark was of that kind."""
+        peaks[kind] = max(peaks.get(kind, 0), peak() - base)
+        restart()
+
+    def rule(called):
+        def counted(*args, **kwargs):
+            mark("Gated DeltaNet")
+            before = live()
+            result = called(*args, **kwargs)
+            row["rule"] = max(row["rule"], peak() - before)
+            mark("Gated DeltaNet")
+            return result
+
+        return counted
+
+    row = {"rule": 0}
+    for kind, part in model.parts():
+        handles.append(part.register_forward_pre_hook(lambda *_: mark("elsewhere")))
+        handles.append(part.register_forward_hook(lambda *_, kind=kind: mark(kind)))
+    with _replaced_rule(model, rule):
+        hidden, _ = model.forward(ids, model.new_cache())
+    mark("elsewhere")
+    _synchronize(job)
+    for h in handles:
+        h.remove()
+    row |= {"peaks": peaks, "whole": max(peaks.values()), "reserved": alloc.figures()["peak_reserved"], "base": base}
+    return row, hidden[0, -4096:].to("cpu")
+
+
+def kinds_planned(job, publish):
+    """The arena that one long prefill needs, with ours first: the arena only grows."""
+    alloc = allocators.opened("terrace", job["device"], job["budget"])
+    model = _model(job)
+    ids = model.inputs([models.Step("prefill", job["tokens"])])[0]
+    arenas = {}
+    for name in ("Terrace", "FLA"):
+        with _patched(model, name == "Terrace"):
+            for _ in range(3):
+                with alloc.step(("prefill", job["tokens"], name)):
+                    model.forward(ids, model.new_cache())
+                _synchronize(job)
+        arenas[name] = alloc.figures()["stats"]["arena"]
+        publish(arenas=arenas)
+
+
+def ranks(job, publish):
+    """One of two processes on one device: its own reservation and its own plan file, recorded at the first start, loaded at the second."""
+    import torch.distributed as dist
+
+    rank = int(os.environ["RANK"])
+    job["out"] += f".{rank}"
+    dist.init_process_group("gloo")
+    plan = f"{job['plan']}.{rank}"
+    alloc = allocators.opened("terrace", job["device"], job["budget"], plan if job["load"] else None)
+    model = _model(job)
+    # Each rank has prompts of its own, so that a plan of the other one would not do.
+    job["workload"] = "mixed"
+    steps = [models.Step("prefill", n + 64 * rank) for n in job["lengths"]]
+    run = Run(job, alloc, model, steps, model.inputs(steps))
+    dist.barrier()
+    digests = [run.round(hashed=True) for _ in range(job["rounds"])]
+    if not job["load"]:
+        alloc.save(plan)
+    dist.barrier()
+    publish(rank=rank, digests=digests, figures=alloc.figures(), plan=os.path.getsize(plan))
+    dist.destroy_process_group()
+
+
+def _model(job):
+    return models.Model(job["layers"], job["device"], job["tiny"])
+
+
+@contextlib.contextmanager
+def _patched(model, ours):
+    if not ours:
+        yield [_rule(model)]
+        return
+    from terrace import gdn
+
+    with gdn.patch(model.causal) as patch:
+        yield list(patch.replaced)
+
+
+def _module(model):
+    """The modeling module of the Gated DeltaNet layers, whose names a forward looks up."""
+    return sys.modules[type(next(part for kind, part in model.parts() if kind == "Gated DeltaNet")).__module__]
+
+
+@contextlib.contextmanager
+def _replaced_rule(model, around):
+    """The prefill's rule, called through `around(rule)`."""
+    module = _module(model)
+    called = module.torch_chunk_gated_delta_rule
+    module.torch_chunk_gated_delta_rule = around(called)
+    try:
+        yield
+    finally:
+        module.torch_chunk_gated_delta_rule = called
+
+
+def _rule(model):
+    """Where the rule that a forward calls comes from: transformers falls back to PyTorch without a word where FLA is missing."""
+    called = _module(model).torch_chunk_gated_delta_rule
+    inner = inspect.getclosurevars(called).nonlocals.get("implementation", called)
+    return getattr(inner, "__module__", str(inner))
+
+
+def _fla_version():
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return {"fla-core": importlib.metadata.version("fla-core")}
+    return {}
+
+
+def _bytes(tensor):
+    return tensor.cpu().contiguous().view(torch.uint8).numpy().data
+
+
+def _synchronize(job):
+    if job["device"] != "cpu":
+        torch.cuda.synchronize()
+
+
+JOBS = {"tune": tune, "workload": workload, "kinds": kinds, "kinds_planned": kinds_planned, "ranks": ranks}
+
+if __name__ == "__main__":
+    main()
