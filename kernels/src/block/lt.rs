@@ -364,3 +364,19 @@ fn find() -> Result<(), BlockError> {
     );
     Err(BlockError::Lt { reason })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_library_or_a_device_the_error_says_which() {
+        // Where there is a device, this is a handle; elsewhere it must not panic, as cudarc would.
+        if let Err(error) = Lt::new() {
+            let said = error.to_string();
+            let missing = said.contains("is not found as libcublasLt.so") && said.contains("TERRACE_CUBLASLT");
+            assert!(missing || said.contains("refuses cublasLtCreate: CUBLAS_STATUS_"), "{said}");
+            assert!(!said.contains('\n'), "{said}");
+        }
+    }
+}
