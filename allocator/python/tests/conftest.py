@@ -63,12 +63,19 @@ def need_gpu() -> None:
         skip("there is no CUDA device", "REQUIRE_GPU")
 
 
+@pytest.fixture
+def compiler() -> None:
+    """Skips where nothing can build a companion."""
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        skip("there is no C++ compiler", "REQUIRE_TORCH")
+
+
 @pytest.fixture(scope="session")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The imagined CUDA, compiled; see tests/fake/cuda.cc."""
     need_torch()
-    compiler = shutil.which("g++")
-    if compiler is None:
+    gxx = shutil.which("g++")
+    if gxx is None:
         skip("there is no g++ to build tests/fake with", "REQUIRE_TORCH")
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(root) for root in spec.submodule_search_locations] if spec and spec.submodule_search_locations else []
@@ -84,7 +91,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [str(HERE / "fake" / name) for name in ("cuda.cc", "driver.cc", "blas.cc")]
     subprocess.run(
         [
-            str(compiler),
+            str(gxx),
             "-std=c++17",
             "-O1",
             "-Wall",
