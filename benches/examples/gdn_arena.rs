@@ -3,8 +3,8 @@
 //! `cargo run --release -p terrace-benches --example gdn_arena -- [ROUNDS]`
 //!
 //! A step is one prefill of one layer (16 key heads, 48 value heads, bf16): q, k, v, gates, output, workspace. The steps have
-//! 4,128 and 60,000 tokens by turns. Held: the arena is the workspace of `profiles::shape` and the tensors, the driver is asked once, free memory
-//! does not change after the first round, every later step is on script, and each output has the same bits every time.
+//! 4,128 and 60,000 tokens by turns. Held: the arena is what `profiles::shape` says of a call, the driver is asked once, free memory does not
+//! change after the first round, every later step is on script, and each output has the same bits every time.
 
 use std::process::ExitCode;
 
@@ -13,9 +13,11 @@ use terrace_allocator::{Allocator, Backing, Config, Stream};
 use terrace_benches::gpu::{download, enter, upload};
 use terrace_kernels::{
     Design, Device, Dtype, Gdn, Place, PoolMut, Prefill, Sequences, States, Tensor, TensorMut, Window, Workspace, cuda,
-    prefill, workspace,
+    prefill,
 };
 use terrace_profiles::Memory;
+use terrace_profiles::shape::gdn_workspace;
+use terrace_profiles::shape::layer::{Row, gdn_call};
 use terrace_profiles::units::{Bytes, DeviceSpan};
 use terrace_tests::generate::Random;
 
@@ -60,7 +62,7 @@ fn measure(rounds: u32) -> Result<(), Failure> {
     enter().map_err(wrong)?;
     let device = Device::Cuda(cuda::Device::open(0).map_err(wrong)?);
     let layer = Layer::new(&device)?;
-    let predicted = TOKENS.map(|tokens| layer.predicted(tokens));
+    let predicted = [layer.predicted(TOKENS[0])?, layer.predicted(TOKENS[1])?];
     let state = layer.gdn.state_bytes();
     let largest = predicted.iter().max().copied().unwrap_or_default();
     let budget = Bytes::new(2 * largest + state.get() + (64 << 20)).ok_or_else(|| wrong("the budget is too large"))?;
@@ -124,29 +126,18 @@ struct Layer<'a> {
 impl<'a> Layer<'a> {
     fn new(device: &'a Device) -> Result<Self, Failure> {
         let gdn = Gdn::new(KEYS as u32, VALUES as u32).map_err(wrong)?;
-        let workspace = workspace(device, gdn, Window::DEFAULT, Design::Fused).total();
+        let workspace = gdn_workspace(gdn, Window::DEFAULT, Design::Fused).total();
         Ok(Self { device, gdn, workspace })
     }
 
-    /// Bytes that each buffer of a step asks for, in order.
-    fn buffers(&self, tokens: u64) -> [(&'static str, u64); 7] {
-        let gates = tokens * VALUES * 4;
-        let values = tokens * VALUES * DIM * 2;
-        let keys = tokens * KEYS * DIM * 2;
-        [
-            ("q", keys),
-            ("k", keys),
-            ("v", values),
-            ("g", gates),
-            ("beta", gates),
-            ("o", values),
-            ("workspace", self.workspace.get()),
-        ]
+    /// What a step asks for, in order: `profiles::shape` says it.
+    fn buffers(&self, tokens: u64) -> Result<Vec<Row>, Failure> {
+        gdn_call(self.gdn, tokens, Window::DEFAULT).map(|table| table.rows).map_err(wrong)
     }
 
     /// What a step needs when each buffer begins at a multiple of 512, as the arena hands them out.
-    fn predicted(&self, tokens: u64) -> u64 {
-        self.buffers(tokens).iter().map(|(_, bytes)| bytes.next_multiple_of(512)).sum()
+    fn predicted(&self, tokens: u64) -> Result<u64, Failure> {
+        Ok(self.buffers(tokens)?.iter().map(|row| row.bytes.get().next_multiple_of(512)).sum())
     }
 
     /// One step: every buffer from the arena, the prefill, a hash of its output.
@@ -154,9 +145,8 @@ impl<'a> Layer<'a> {
         let mut step = arena.step(format!("prefill {}", inputs.tokens).as_bytes(), Stream(0)).map_err(wrong)?;
         let memory: &mut dyn Memory = &mut step;
         let mut spans = Vec::new();
-        for (label, bytes) in self.buffers(inputs.tokens) {
-            let bytes = Bytes::new(bytes).ok_or_else(|| wrong("a buffer is too large"))?;
-            spans.push(memory.alloc(bytes, label).map_err(wrong)?);
+        for Row { name, bytes, .. } in self.buffers(inputs.tokens)? {
+            spans.push(memory.alloc(bytes, name).map_err(wrong)?);
         }
         let [q, k, v, g, beta, o, space] = *spans.as_slice() else { return Err(wrong("seven buffers were asked for")) };
         for (span, bytes) in [q, k, v, g, beta].iter().zip(inputs.all()) {

@@ -15,6 +15,7 @@ struct IntraShared {
     char p[SQUARE_BYTES];
 #if GDN_HOPPER
     float4 scores[8][HALF];                   // scale q k^T, each thread's own: registers are short here, shared memory elsewhere
+    int4 item;                                // x: what gdn_stream has the block do
 #endif
     // Of four value heads at a time, one a warp of the solver.
     float gate[4][CHUNK];                     // G, log2
@@ -39,7 +40,7 @@ __device__ __forceinline__ void normalise_rows(char* tile, int thread) {
             sum = __fmaf_rn(high(pairs[i]), high(pairs[i]), sum);
         }
     }
-    sum = __fadd_rn(__shfl_sync(~0u, sum, (threadIdx.x & 31) & ~1), __shfl_sync(~0u, sum, (threadIdx.x & 31) | 1));
+    sum = __fadd_rn(__shfl_sync(~0u, sum, (thread & 31) & ~1), __shfl_sync(~0u, sum, (thread & 31) | 1));
     const float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(sum, 1e-6f)));
 #pragma unroll
     for (int group = 0; group < 8; ++group) {
@@ -255,8 +256,8 @@ __device__ __forceinline__ void add_scaled(float (&left)[4], float (&right)[4], 
 }
 
 // One warpgroup: L of each head, and its inverse.
-__device__ __forceinline__ void solve(const Params& p, IntraShared& s, const float (&kk)[8][4], Gates gates, i64 token, int rows, int slot, int key_head,
-                                      int warp, int own_lane) {
+__device__ __forceinline__ void solve(const Params& p, const Side& side, IntraShared& s, const float (&kk)[8][4], Gates gates, i64 token, int rows, int slot,
+                                      int key_head, int warp, int own_lane) {
     const int group = p.value_heads / p.key_heads;
     float diagonal[2][4];
     diagonal_tiles(diagonal, kk, warp);
@@ -271,7 +272,7 @@ __device__ __forceinline__ void solve(const Params& p, IntraShared& s, const flo
                 __syncthreads();
             }
             if (member + warp < group)
-                sum_gates(gates, s, p.intra.gate + ((i64) slot * p.value_heads + head + warp) * GATES, warp, lane);
+                sum_gates(gates, s, side.gate + ((i64) slot * p.value_heads + head + warp) * GATES, warp, lane);
             __syncthreads();
         }
         const float gate[2] = {s.gate[quarter][row0], s.gate[quarter][row0 + 8]}, beta[2] = {s.beta[quarter][row0], s.beta[quarter][row0 + 8]};
@@ -307,8 +308,8 @@ __device__ __forceinline__ void solve(const Params& p, IntraShared& s, const flo
 }
 
 // The other warpgroup: p of each head, and u and w once its inverse is there.
-__device__ __forceinline__ void multiply(const Params& p, IntraShared& s, const float (&own_scores)[8][4], i64 token, int rows, int slot, int key_head, int warp,
-                                         int own_lane) {
+__device__ __forceinline__ void multiply(const Params& p, const Side& side, IntraShared& s, const float (&own_scores)[8][4], i64 token, int rows, int slot,
+                                         int key_head, int warp, int own_lane) {
     const int group = p.value_heads / p.key_heads, thread = threadIdx.x - HALF;
     const u32 k_tile = shared_address(s.k), v_tile = shared_address(s.v), for_u = shared_address(s.inverse[0]), for_w = shared_address(s.inverse[1]);
 #if GDN_HOPPER
@@ -358,11 +359,11 @@ __device__ __forceinline__ void multiply(const Params& p, IntraShared& s, const 
         }
         copy_wait<0>();
         barrier_sync(MULTIPLIER, HALF);
-        store_image<HALF, SQUARE_BYTES>(p.intra.p + unit * SQUARE, s.p, thread);
+        store_image<HALF, SQUARE_BYTES>(side.p + unit * SQUARE, s.p, thread);
         barrier_sync(INVERSE_READY, THREADS);
 
         // u^T: this warp's 32 rows of V, all tokens.
-        u16* u_to = p.intra.u + unit * TILE;
+        u16* u_to = side.u + unit * TILE;
 #pragma unroll 1
         for (int m = 0; m < 2; ++m) {
             const int lane = opaque(own_lane), column0 = 2 * (lane & 3);
@@ -429,29 +430,29 @@ __device__ __forceinline__ void multiply(const Params& p, IntraShared& s, const 
             load_rows<HALF>(v_tile, p.v + token * p.v_token + (i64) (head + 1) * p.v_head, p.v_token, rows, opaque(thread));
             copy_commit();
         }
-        store_image<HALF, TILE_BYTES>(p.intra.w + unit * TILE, s.stage, thread);
+        store_image<HALF, TILE_BYTES>(side.w + unit * TILE, s.stage, thread);
     }
 }
 
-__device__ __forceinline__ void intra(const Params& p, int slot, int key_head, char* shared) {
+// Chunk `chunk` of a segment, into slot `slot` of one half of the workspace; by thread `self` of the block, which does `meanwhile` when it
+// has asked for its inputs.
+template <typename Meanwhile>
+__device__ __forceinline__ void intra(const Params& p, const Side& side, int slot, const Segment& segment, int chunk, int key_head, char* shared,
+                                      int self, const Meanwhile& meanwhile) {
     IntraShared& s = *reinterpret_cast<IntraShared*>(shared);
     const u32 k_tile = shared_address(s.k), stage = shared_address(s.stage);
-    const bool solver = threadIdx.x < HALF;
-    const int thread = threadIdx.x & (HALF - 1), warp = thread >> 5, lane = threadIdx.x & 31;
+    const bool solver = self < HALF;
+    const int thread = self & (HALF - 1), warp = thread >> 5, lane = self & 31;
     const int group = p.value_heads / p.key_heads;
-
-    int part = 0;
-    while (part + 1 < p.intra_segments && p.intra_segment[part + 1].slot0 <= slot) ++part;
-    const Segment& segment = p.intra_segment[part];
-    const int chunk = slot - segment.slot0;
     const i64 token = segment.tok0 + (i64) chunk * CHUNK;
     const int rows = min(CHUNK, segment.len - chunk * CHUNK);
 
-    load_rows<THREADS>(k_tile, p.k + token * p.k_token + key_head * p.k_head, p.k_token, rows, threadIdx.x);
-    load_rows<THREADS>(stage, p.q + token * p.q_token + key_head * p.q_head, p.q_token, rows, threadIdx.x);
+    load_rows<THREADS>(k_tile, p.k + token * p.k_token + key_head * p.k_head, p.k_token, rows, self);
+    load_rows<THREADS>(stage, p.q + token * p.q_token + key_head * p.q_head, p.q_token, rows, self);
     copy_commit();
     if (!solver) load_rows<HALF>(shared_address(s.v), p.v + token * p.v_token + (i64) key_head * group * p.v_head, p.v_token, rows, thread);
     copy_commit();
+    meanwhile();
     Gates gates = {};
     if (solver && warp < group) gates = load_gates(p, token, rows, key_head * group + warp, lane);
     copy_wait<1>();
@@ -465,14 +466,14 @@ __device__ __forceinline__ void intra(const Params& p, int slot, int key_head, c
 
     const i64 key_tile = ((i64) slot * p.key_heads + key_head) * TILE;
     if (solver) {
-        store_image<HALF, TILE_BYTES>(p.intra.k + key_tile, s.k, thread);
-        solve(p, s, c, gates, token, rows, slot, key_head, warp, lane);
+        store_image<HALF, TILE_BYTES>(side.k + key_tile, s.k, thread);
+        solve(p, side, s, c, gates, token, rows, slot, key_head, warp, lane);
     } else {
-        store_image<HALF, TILE_BYTES>(p.intra.q + key_tile, s.stage, thread);
+        store_image<HALF, TILE_BYTES>(side.q + key_tile, s.stage, thread);
 #pragma unroll
         for (int t = 0; t < 8; ++t)
 #pragma unroll
             for (int e = 0; e < 4; ++e) c[t][e] *= p.scale;
-        multiply(p, s, c, token, rows, slot, key_head, warp, lane);
+        multiply(p, side, s, c, token, rows, slot, key_head, warp, lane);
     }
 }

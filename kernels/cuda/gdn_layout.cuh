@@ -29,13 +29,20 @@ struct Params {
     float* carry_out;
     float* checkpoints;
     u16* h;
+    u32* progress;
     i64 q_token, q_head, k_token, k_head, v_token, v_head, o_token, o_head, g_token, g_head, beta_token, beta_head;
     i64 initial_slot, last_slot;
     Side recur, intra;
     float scale;
-    i32 key_heads, value_heads, flags, every, recur_segments, intra_segments, intra_slots;
+    i32 key_heads, value_heads, flags, every, recur_segments, intra_segments, intra_slots, half_slots;
     Segment recur_segment[MAX_SLOTS], intra_segment[MAX_SLOTS];
 };
+
+// The segment that a slot belongs to, counted from `part` on.
+__device__ __forceinline__ int part_of(const Segment* segments, int count, int slot, int part = 0) {
+    while (part + 1 < count && segments[part + 1].slot0 <= slot) ++part;
+    return part;
+}
 
 // Elements of one image, and floats of one gate row.
 constexpr i64 TILE = CHUNK * DIM;

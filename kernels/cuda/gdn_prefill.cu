@@ -7,8 +7,9 @@
 //   recur  one (sequence in the window, value head, on Hopper half of V): walks the chunks in order with the state S^T [V,K] in registers:
 //              v' = u - w S      o = scale e^G q S + p v'      S = e^{Glast} S + k^T (e^{Glast-G} v')
 //
-// Launch i holds the recur blocks of window i-1 and the intra blocks of window i, so that the serial walk hides the parallel work;
-// the two windows use different halves of the workspace. G is the inclusive sum of the log decay inside the chunk, in units of
+// In gdn_stream, on Hopper, the blocks stay for the whole prompt and both halves of the workspace are one ring of slots
+// (gdn_stream.cuh). In gdn_window, launch i holds the recur blocks of window i-1 and the intra blocks of window i, each with a half
+// of its own. Either way the serial walk hides the parallel work. G is the inclusive sum of the log decay inside the chunk, in units of
 // log2. Rows past the end of a sequence count as g = 0, beta = 0 and q = k = v = 0, so G stays at its last valid value.
 //
 // Every sum is made in an order that depends on the chunk alone: no window, neighbour or grid size changes a bit of the result.
@@ -22,6 +23,13 @@ constexpr int BLOCKS = 2, SLICES = 2;
 constexpr int BLOCKS = 1, SLICES = 1;
 #endif
 
+// Block `block` of a launch's intra blocks (slots x key heads).
+__device__ __forceinline__ void intra_in_window(const Params& p, int block, char* shared) {
+    const int slot = block / p.key_heads;
+    const Segment& segment = p.intra_segment[part_of(p.intra_segment, p.intra_segments, slot)];
+    intra(p, p.intra, slot, segment, slot - segment.slot0, block % p.key_heads, shared, threadIdx.x, [] {});
+}
+
 // Grid: recur blocks (segments x value heads x slices of V), then intra blocks (slots x key heads).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gdn_window(const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) char shared[];
@@ -30,18 +38,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gdn_window(const _
     if (block < walks) {
         const int part = block / (SLICES * p.value_heads), head = block / SLICES % p.value_heads;
 #if GDN_HOPPER
-        recur_sm90(p, part, head, block % SLICES, shared);
+        recur_sm90<false>(p, part, head, block % SLICES, shared);
 #else
         recur<false>(p, part, head, shared);
 #endif
     } else {
-        intra(p, (block - walks) / p.key_heads, (block - walks) % p.key_heads, shared);
+        intra_in_window(p, block - walks, shared);
     }
 }
 
+#if GDN_HOPPER
+// All windows of up to 64 segments in one launch. Grid: as many blocks as the device holds, all resident at once; which of them walk
+// (value heads x slices of V) and which are intra blocks they settle among themselves.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gdn_stream(const __grid_constant__ Params p) {
+    extern __shared__ __align__(1024) char shared[];
+    IntraShared& s = *reinterpret_cast<IntraShared*>(shared);
+    if (threadIdx.x == 0) s.item.x = take_walk(p);
+    __syncthreads();
+    const int walk = s.item.x;
+    __syncthreads();
+    if (walk < 0)
+        intra_stream(p, shared);
+    else
+        recur_sm90<true>(p, 0, walk / SLICES, walk % SLICES, shared);
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gdn_intra(const __grid_constant__ Params p) {
     extern __shared__ __align__(1024) char shared[];
-    intra(p, blockIdx.x / p.key_heads, blockIdx.x % p.key_heads, shared);
+    intra_in_window(p, blockIdx.x, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_recur(const __grid_constant__ Params p) {
@@ -64,9 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gdn_output(const __grid
     const int slot = blockIdx.x / p.value_heads, head = blockIdx.x % p.value_heads;
     const int key_head = head / (p.value_heads / p.key_heads);
     const int v_block = warp;
-    int part = 0;
-    while (part + 1 < p.recur_segments && p.recur_segment[part + 1].slot0 <= slot) ++part;
-    const Segment& segment = p.recur_segment[part];
+    const Segment& segment = p.recur_segment[part_of(p.recur_segment, p.recur_segments, slot)];
     const int chunk = slot - segment.slot0;
     const i64 unit = (i64) slot * p.value_heads + head;
 

@@ -23,20 +23,30 @@ struct RecurShared {
 // The state's rows of one lane: S^T [V,K] in accumulator order.
 using StateTiles = float[16][4];
 
+// All loads are under way before the first is waited for: one branch for all, since waiting is not predicated.
 __device__ __forceinline__ void load_state(StateTiles& state, const void* from, i64 at, bool is_bf16) {
+    if (is_bf16) {
+        const u16* row = static_cast<const u16*>(from) + at;
+        u32 pair[16][2];
 #pragma unroll
-    for (int t = 0; t < 16; ++t)
+        for (int t = 0; t < 16; ++t)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const i64 index = at + half * 8 * DIM + 8 * t;
-            if (is_bf16) {
-                const u32 pair = *reinterpret_cast<const u32*>(static_cast<const u16*>(from) + index);
-                state[t][2 * half] = bf16_low(pair), state[t][2 * half + 1] = bf16_high(pair);
-            } else {
-                const float2 pair = load_fresh(reinterpret_cast<const float2*>(static_cast<const float*>(from) + index));
+            for (int half = 0; half < 2; ++half) pair[t][half] = *reinterpret_cast<const u32*>(row + half * 8 * DIM + 8 * t);
+#pragma unroll
+        for (int t = 0; t < 16; ++t)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                state[t][2 * half] = bf16_low(pair[t][half]), state[t][2 * half + 1] = bf16_high(pair[t][half]);
+    } else {
+        const float* row = static_cast<const float*>(from) + at;
+#pragma unroll
+        for (int t = 0; t < 16; ++t)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const float2 pair = load_fresh(reinterpret_cast<const float2*>(row + half * 8 * DIM + 8 * t));
                 state[t][2 * half] = pair.x, state[t][2 * half + 1] = pair.y;
             }
-        }
+    }
 }
 
 __device__ __forceinline__ void store_state(const StateTiles& state, void* to, i64 at, bool is_bf16) {

@@ -3,8 +3,8 @@
 //
 // One warpgroup owns 64 rows of V; a warp of the other fetches. All four products have V as rows and the state or v'^T as the operand in registers:
 //     v'^T = u^T + S^T (-w)^T  o^T = scale (S^T q^T) e^G + v'^T p^T     S^T = e^{Glast} S^T + (e^{Glast-G} v'^T) k
-// Tiles pass through a ring of five: w, q, k of a chunk in turn. The fetcher asks for k of the next chunk when this chunk's w has been
-// read, and for w, q, p and the gates of the chunk after it when this chunk is done.
+// Tiles pass through a ring of five: w, q, k of a chunk in turn. When a chunk's w and q have been read, the fetcher asks for k of the next
+// chunk and w of the one after it; for that one's q, p and gates when all of the chunk has been.
 
 #if GDN_HOPPER
 
@@ -13,8 +13,9 @@ struct HopperShared {
     char p[2][SQUARE_BYTES];
     float gate[2][GATES];
     char o[4][CHUNK * 32];
-    u64 early[2], late[2];   // barriers: w, q, p and gates of a chunk are there; its k is
-    u64 w_read, all_read;    // a chunk's w has been read; all of it
+    // Barriers, by turns of chunks: its w is there; q, p and gates are; its k is; w and q have been read; all of it has; and, of a ring,
+    // it may be fetched. By turns, since two chunks may pass while one who waits is at something else.
+    u64 first[2], early[2], late[2], q_read[2], all_read[2], told[2];
 };
 
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
@@ -41,9 +42,9 @@ __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u
                  : "memory");
 }
 
-// Registers move from the fetching warpgroup to the other: 24 + 232 is what two threads of 128 have.
-__device__ __forceinline__ void keep_few_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); }
-__device__ __forceinline__ void take_more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
+// Registers move from the fetching warpgroup to the other: 32 + 224 is what two threads of 128 have.
+__device__ __forceinline__ void keep_few_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 32;"); }
+__device__ __forceinline__ void take_more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 224;"); }
 
 // Shared memory as an operand, 128-byte swizzle: panels of 128 bytes a row, groups of 8 rows 1024 bytes apart. `panel` is the distance
 // to the next panel, used only where rows run along the sum.
@@ -102,54 +103,100 @@ __device__ __forceinline__ void stmatrix_trans(u32 address, u32 r0, u32 r1, u32 
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
 }
 
+// `streamed`: all segments of the launch, whose chunks pass through the ring of gdn_stream.cuh; otherwise the segment `part` alone,
+// whose chunks lie in the recur half.
+template <bool streamed>
 __device__ __forceinline__ void recur_sm90(const Params& p, int part, int head, int slice, char* shared) {
     HopperShared& s = *reinterpret_cast<HopperShared*>(shared);
-    const Segment& segment = p.recur_segment[part];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int key_head = head / (p.value_heads / p.key_heads);
-    const int chunks = (segment.len + CHUNK - 1) / CHUNK;
+    const int first_slot = p.recur_segment[part].slot0, ring_slots = 2 * p.half_slots;
+    const int total = streamed ? p.intra_slots : (p.recur_segment[part].len + CHUNK - 1) / CHUNK;
     const int v_block = 4 * slice + warp;
-    const i64 first_unit = (i64) segment.slot0 * p.value_heads + head, first_key_unit = (i64) segment.slot0 * p.key_heads + key_head;
-    const u32 ring = shared_address(s.ring), early = shared_address(s.early), late = shared_address(s.late);
-    const u32 w_read = shared_address(&s.w_read), all_read = shared_address(&s.all_read);
+    const u32 ring = shared_address(s.ring), barriers = shared_address(s.first);
+    const auto first = [&](int c) { return barriers + 8 * (c & 1); };
+    const auto early = [&](int c) { return barriers + 16 + 8 * (c & 1); };
+    const auto late = [&](int c) { return barriers + 32 + 8 * (c & 1); };
+    const auto q_read = [&](int c) { return barriers + 48 + 8 * (c & 1); };
+    const auto all_read = [&](int c) { return barriers + 64 + 8 * (c & 1); };
+    const auto told = [&](int c) { return barriers + 80 + 8 * (c & 1); };
+    const auto wait = [](u32 barrier, int c) { barrier_wait(barrier, c >> 1 & 1); };
 
-    // Tile `i` of chunk c (w, q, k) is the (3c + i)th to pass through the ring.
-    const auto slot = [&](int chunk, int i) { return ring + (u32) ((3 * chunk + i) % 5) * TILE_BYTES; };
-    const auto load_early = [&](int chunk) {
-        const int side = chunk & 1;
-        const i64 unit = first_unit + (i64) chunk * p.value_heads;
-        barrier_expect(early + 8 * side, 2 * TILE_BYTES + SQUARE_BYTES + GATES * 4);
-        bulk_copy(slot(chunk, 0), p.recur.w + unit * TILE, TILE_BYTES, early + 8 * side);
-        bulk_copy(slot(chunk, 1), p.recur.q + (first_key_unit + (i64) chunk * p.key_heads) * TILE, TILE_BYTES, early + 8 * side);
-        bulk_copy(shared_address(s.p[side]), p.recur.p + unit * SQUARE, SQUARE_BYTES, early + 8 * side);
-        bulk_copy(shared_address(s.gate[side]), p.recur.gate + unit * GATES, GATES * 4, early + 8 * side);
-    };
-    const auto load_late = [&](int chunk) {
-        barrier_expect(late + 8 * (chunk & 1), TILE_BYTES);
-        bulk_copy(slot(chunk, 2), p.recur.k + (first_key_unit + (i64) chunk * p.key_heads) * TILE, TILE_BYTES, late + 8 * (chunk & 1));
-    };
-    const auto u_of = [&](int chunk) {
-        return reinterpret_cast<const uint4*>(p.recur.u + (first_unit + (i64) chunk * p.value_heads) * TILE + v_block * 1024) + lane;
-    };
+    // Chunk `c`, of `total`: where in the workspace, and where in shared memory its tile `i` (w, q, k), the (3c + i)th to pass.
+    const auto slot_of = [&](int c) { return streamed ? c % ring_slots : first_slot + c; };
+    const auto side_of = [&](int slot) -> const Side& { return streamed && slot >= p.half_slots ? p.intra : p.recur; };
+    const auto unit_of = [&](int slot, int heads, int own) { return (i64) (streamed && slot >= p.half_slots ? slot - p.half_slots : slot) * heads + own; };
+    const auto tile = [&](int c, int i) { return ring + (u32) ((3 * c + i) % 5) * TILE_BYTES; };
 
     if (threadIdx.x == 0) {
-        barrier_init(early, 1), barrier_init(early + 8, 1), barrier_init(late, 1), barrier_init(late + 8, 1);
-        barrier_init(w_read, 4), barrier_init(all_read, 4);
+        for (int c = 0; c < 2; ++c) {
+            barrier_init(first(c), 1), barrier_init(early(c), 1), barrier_init(late(c), 1), barrier_init(told(c), 1);
+            barrier_init(q_read(c), streamed ? 5 : 4), barrier_init(all_read(c), streamed ? 5 : 4);
+        }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     if (threadIdx.x >= HALF) {
         keep_few_registers();
-        if (threadIdx.x == HALF && chunks > 0) {
+        // What is heard from and said to other blocks takes as long as a chunk, so a warp each does it beside the one that fetches. Who
+        // waits at a barrier must see each of its phases, or would take a later one for it: so these two arrive with the readers, having
+        // seen the phase before, and nobody is told of a chunk before all have acted on the one two before.
+        if (streamed && threadIdx.x == HALF + 32) {
+            barrier_tell(q_read(0)), barrier_tell(q_read(1));
+            for (int c = 0; c < total; ++c) {
+                if (c > 2) {
+                    wait(q_read(c - 3), c - 3);
+                    barrier_tell(q_read(c - 1));
+                }
+                wait_for(ready_of(p, slot_of(c), key_head), (u32) (c / ring_slots + 1));
+                fence_bulk_copies();
+                if (c > 1) wait(first(c - 2), c - 2);
+                barrier_tell(told(c));
+            }
+        }
+        if (streamed && threadIdx.x == HALF + 64) {
+            barrier_tell(all_read(0)), barrier_tell(all_read(1));
+            for (int c = 0; c + 2 < total; ++c) {
+                wait(all_read(c), c);
+                barrier_tell(all_read(c + 2));
+                add_release(freed_of(p, slot_of(c), key_head), 1);
+            }
+        }
+        const auto load_first = [&](int c) {
+            if (streamed) wait(told(c), c);
+            const int slot = slot_of(c);
+            barrier_expect(first(c), TILE_BYTES);
+            bulk_copy(tile(c, 0), side_of(slot).w + unit_of(slot, p.value_heads, head) * TILE, TILE_BYTES, first(c));
+        };
+        const auto load_early = [&](int c) {
+            const int slot = slot_of(c);
+            const Side& side = side_of(slot);
+            const i64 unit = unit_of(slot, p.value_heads, head);
+            barrier_expect(early(c), TILE_BYTES + SQUARE_BYTES + GATES * 4);
+            bulk_copy(shared_address(s.gate[c & 1]), side.gate + unit * GATES, GATES * 4, early(c));
+            bulk_copy(tile(c, 1), side.q + unit_of(slot, p.key_heads, key_head) * TILE, TILE_BYTES, early(c));
+            bulk_copy(shared_address(s.p[c & 1]), side.p + unit * SQUARE, SQUARE_BYTES, early(c));
+        };
+        const auto load_late = [&](int c) {
+            const int slot = slot_of(c);
+            barrier_expect(late(c), TILE_BYTES);
+            bulk_copy(tile(c, 2), side_of(slot).k + unit_of(slot, p.key_heads, key_head) * TILE, TILE_BYTES, late(c));
+        };
+        if (threadIdx.x == HALF && total > 0) {
+            load_first(0);
             load_early(0);
             load_late(0);
-            if (chunks > 1) load_early(1);
-            for (int chunk = 0; chunk + 1 < chunks; ++chunk) {
-                barrier_wait(w_read, chunk & 1);
-                load_late(chunk + 1);
-                if (chunk + 2 < chunks) {
-                    barrier_wait(all_read, chunk & 1);
-                    load_early(chunk + 2);
+            if (total > 1) {
+                load_first(1);
+                load_early(1);
+            }
+            for (int c = 0; c + 1 < total; ++c) {
+                wait(q_read(c), c);
+                load_late(c + 1);
+                if (c + 2 < total) {
+                    load_first(c + 2);
+                    wait(all_read(c), c);
+                    load_early(c + 2);
                 }
             }
         }
@@ -158,104 +205,119 @@ __device__ __forceinline__ void recur_sm90(const Params& p, int part, int head, 
     take_more_registers();
     const i64 state_at = (i64) head * STATE + (16 * v_block + (lane >> 2)) * DIM + 2 * (lane & 3);
     uint4 u[4];
-    if (chunks > 0) {
+    const auto load_u = [&](int slot) {
+        const uint4* from = reinterpret_cast<const uint4*>(side_of(slot).u + unit_of(slot, p.value_heads, head) * TILE + v_block * 1024) + lane;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) u[i] = load_fresh(u_of(0) + 32 * i);
-    }
+        for (int i = 0; i < 4; ++i) u[i] = load_fresh(from + 32 * i);
+    };
+    // The slot of the chunk whose u comes next.
+    int slot = streamed ? 0 : first_slot;
+    if (!streamed && total > 0) load_u(slot);
     StateTiles state;
-    begin_state(state, p, segment, state_at);
-
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        const int side = chunk & 1;
-        const u32 parity = (chunk >> 1) & 1;
-        const bool more = chunk + 1 < chunks;
-        u32 rounded[8][4];
-        round_state(rounded, state);
-        barrier_wait(early + 8 * side, parity);
-
-        // v'^T = u^T + S^T (-w)^T, then o^T = S^T q^T.
-        float v[8][4], o[8][4];
-        start_from(v, u);
-        if (more) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) u[i] = load_fresh(u_of(chunk + 1) + 32 * i);
+    int c = 0;
+    for (const int end = streamed ? p.recur_segments : part + 1; part < end; ++part) {
+        const Segment& segment = p.recur_segment[part];
+        const int chunks = (segment.len + CHUNK - 1) / CHUNK;
+        begin_state(state, p, segment, state_at);
+        if (streamed && c == 0 && total > 0) {
+            wait(first(0), 0);
+            load_u(0);
         }
-        hold(v), hold(o);
-        wgmma_begin();
-        const u64 w_tile = operand(slot(chunk, 0), 0), q_tile = operand(slot(chunk, 1), 0);
-#pragma unroll
-        for (int step = 0; step < 8; ++step) wgmma_64(v, rounded[step], w_tile + (step >> 2) * (8192 >> 4) + (step & 3) * 2, 1);
-        wgmma_commit();
-#pragma unroll
-        for (int step = 0; step < 8; ++step) wgmma_64(o, rounded[step], q_tile + (step >> 2) * (8192 >> 4) + (step & 3) * 2, step);
-        wgmma_commit();
-        const float* gate = s.gate[side];
-        const float carry = gate[CHUNK - 1];
-        wgmma_wait<1>();
-        hold(v);
-        if (lane == 0) barrier_tell(w_read);
+        for (int chunk = 0; chunk < chunks; ++chunk, ++c) {
+            const int side = c & 1;
+            u32 rounded[8][4];
+            round_state(rounded, state);
+            wait(first(c), c);
 
-        u32 plain[4][4], decayed[4][4];
+            // v'^T = u^T + S^T (-w)^T, then o^T = S^T q^T.
+            float v[8][4], o[8][4];
+            start_from(v, u);
+            if (c + 1 < total) {
+                ++slot;
+                if (streamed) {
+                    if (slot == ring_slots) slot = 0;
+                    wait(told(c + 1), c + 1);
+                }
+                load_u(slot);
+            }
+            hold(v), hold(o);
+            wgmma_begin();
+            const u64 w_tile = operand(tile(c, 0), 0), q_tile = operand(tile(c, 1), 0);
 #pragma unroll
-        for (int t = 0; t < 8; ++t) {
-            const float2 decay = *reinterpret_cast<const float2*>(gate + CHUNK + 8 * t + 2 * (lane & 3));
-            plain[t >> 1][2 * (t & 1)] = pack(v[t][0], v[t][1]);
-            plain[t >> 1][2 * (t & 1) + 1] = pack(v[t][2], v[t][3]);
-            decayed[t >> 1][2 * (t & 1)] = pack(v[t][0] * decay.x, v[t][1] * decay.y);
-            decayed[t >> 1][2 * (t & 1) + 1] = pack(v[t][2] * decay.x, v[t][3] * decay.y);
-        }
+            for (int step = 0; step < 8; ++step) wgmma_64(v, rounded[step], w_tile + (step >> 2) * (8192 >> 4) + (step & 3) * 2, 1);
+            wgmma_commit();
+            wait(early(c), c);
+#pragma unroll
+            for (int step = 0; step < 8; ++step) wgmma_64(o, rounded[step], q_tile + (step >> 2) * (8192 >> 4) + (step & 3) * 2, step);
+            wgmma_commit();
+            const float* gate = s.gate[side];
+            const float carry = gate[CHUNK - 1];
+            wgmma_wait<1>();
+            hold(v);
+
+            u32 plain[4][4], decayed[4][4];
+#pragma unroll
+            for (int t = 0; t < 8; ++t) {
+                const float2 decay = *reinterpret_cast<const float2*>(gate + CHUNK + 8 * t + 2 * (lane & 3));
+                plain[t >> 1][2 * (t & 1)] = pack(v[t][0], v[t][1]);
+                plain[t >> 1][2 * (t & 1) + 1] = pack(v[t][2], v[t][3]);
+                decayed[t >> 1][2 * (t & 1)] = pack(v[t][0] * decay.x, v[t][1] * decay.y);
+                decayed[t >> 1][2 * (t & 1) + 1] = pack(v[t][2] * decay.x, v[t][3] * decay.y);
+            }
 #ifdef GDN_MUTANT_CHAIN
-        const bool skip = !more && segment.last == CARRY;
+            const bool window_ends = streamed && (c + 1) % p.half_slots == 0 && chunk + 1 < chunks;
+            const bool skip = window_ends || (chunk + 1 == chunks && segment.last == CARRY);
 #else
-        const bool skip = false;
+            const bool skip = false;
 #endif
-        if (!skip) {
+            if (!skip) {
 #pragma unroll
-            for (int t = 0; t < 16; ++t)
+                for (int t = 0; t < 16; ++t)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) state[t][e] *= carry;
-        }
-        wgmma_wait<0>();
-        hold(o);
+                    for (int e = 0; e < 4; ++e) state[t][e] *= carry;
+            }
+            wgmma_wait<0>();
+            hold(o);
+            if (lane == 0) barrier_tell(q_read(c));
 #pragma unroll
-        for (int t = 0; t < 8; ++t) {
-            const float2 decay = *reinterpret_cast<const float2*>(gate + 8 * t + 2 * (lane & 3));
-            o[t][0] *= decay.x * p.scale, o[t][1] *= decay.y * p.scale;
-            o[t][2] *= decay.x * p.scale, o[t][3] *= decay.y * p.scale;
-        }
+            for (int t = 0; t < 8; ++t) {
+                const float2 decay = *reinterpret_cast<const float2*>(gate + 8 * t + 2 * (lane & 3));
+                o[t][0] *= decay.x * p.scale, o[t][1] *= decay.y * p.scale;
+                o[t][2] *= decay.x * p.scale, o[t][3] *= decay.y * p.scale;
+            }
 
-        // o^T += v'^T p^T, then S^T += (e^{Glast-G} v'^T) k while o goes out.
-        hold(o), hold(state);
-        wgmma_begin();
-        const u64 p_tile = operand(shared_address(s.p[side]), 0), k_tile = operand(slot(chunk, 2), 8192);
+            // o^T += v'^T p^T, then S^T += (e^{Glast-G} v'^T) k while o goes out.
+            hold(o), hold(state);
+            wgmma_begin();
+            const u64 p_tile = operand(shared_address(s.p[side]), 0), k_tile = operand(tile(c, 2), 8192);
 #pragma unroll
-        for (int step = 0; step < 4; ++step) wgmma_64(o, plain[step], p_tile + step * 2, 1);
-        wgmma_commit();
-        barrier_wait(late + 8 * side, parity);
-        if (!skip) {
+            for (int step = 0; step < 4; ++step) wgmma_64(o, plain[step], p_tile + step * 2, 1);
+            wgmma_commit();
+            wait(late(c), c);
+            if (!skip) {
 #pragma unroll
-            for (int step = 0; step < 4; ++step) wgmma_128(state, decayed[step], k_tile + step * (2048 >> 4));
-        }
-        wgmma_commit();
-        wgmma_wait<1>();
-        hold(o);
-        const i64 token = segment.tok0 + (i64) chunk * CHUNK;
-        const int rows = min(CHUNK, segment.len - chunk * CHUNK);
-        __syncwarp();
+                for (int step = 0; step < 4; ++step) wgmma_128(state, decayed[step], k_tile + step * (2048 >> 4));
+            }
+            wgmma_commit();
+            wgmma_wait<1>();
+            hold(o);
+            const i64 token = segment.tok0 + (i64) chunk * CHUNK;
+            const int rows = min(CHUNK, segment.len - chunk * CHUNK);
+            __syncwarp();
 #pragma unroll
-        for (int t = 0; t < 8; t += 2)
-            stmatrix_trans(shared_address(s.o[warp]) + (8 * t + (lane & 7) + 8 * (lane >> 4)) * 32 + 16 * ((lane >> 3) & 1), pack(o[t][0], o[t][1]),
-                           pack(o[t][2], o[t][3]), pack(o[t + 1][0], o[t + 1][1]), pack(o[t + 1][2], o[t + 1][3]));
-        __syncwarp();
-        write_rows<4>(p, s.o[warp], token, rows, head, 16 * v_block, lane);
-        wgmma_wait<0>();
-        hold(state);
-        if (lane == 0) barrier_tell(all_read);
+            for (int t = 0; t < 8; t += 2)
+                stmatrix_trans(shared_address(s.o[warp]) + (8 * t + (lane & 7) + 8 * (lane >> 4)) * 32 + 16 * ((lane >> 3) & 1), pack(o[t][0], o[t][1]),
+                               pack(o[t][2], o[t][3]), pack(o[t + 1][0], o[t + 1][1]), pack(o[t + 1][2], o[t + 1][3]));
+            __syncwarp();
+            write_rows<4>(p, s.o[warp], token, rows, head, 16 * v_block, lane);
+            wgmma_wait<0>();
+            hold(state);
+            if (lane == 0) barrier_tell(all_read(c));
 
-        keep_checkpoint(state, p, segment, chunk, rows, state_at);
+            keep_checkpoint(state, p, segment, chunk, rows, state_at);
+        }
+        end_state(state, p, segment, state_at);
     }
-
-    end_state(state, p, segment, state_at);
 }
 
 #endif

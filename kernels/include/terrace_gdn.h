@@ -190,7 +190,7 @@ typedef struct terrace_gdn_path {
     uint64_t chunks;
     uint64_t launches;
     uint64_t table_bytes; /* of the host's tables at a time */
-    char route[32];       /* "cuda-fused" */
+    char route[32];       /* "cuda-streamed", "cuda-fused", "cuda-staged", "cuda-decode", "cpu-prefill" or "cpu-decode" */
     char arch[32];        /* "sm_90a"; "" on the CPU */
     char why[192];
 } terrace_gdn_path;

@@ -181,6 +181,15 @@ impl<'a> Checked<'a> {
         Windows::new(self.bounds, self.ends, self.window)
     }
 
+    /// The same in as few steps as tables allow, of so many chunks at most.
+    pub fn stretches(&self, chunks: u32) -> Windows<'a> {
+        Windows::of(self.bounds, self.ends, chunks)
+    }
+
+    pub fn sequences(&self) -> usize {
+        self.bounds.len()
+    }
+
     pub fn chunks(&self) -> u64 {
         self.bounds.all_chunks().cast_unsigned()
     }

@@ -126,6 +126,8 @@ struct Module {
     handle: sys::CUmodule,
     arch: Arch,
     kernels: Vec<(Entry, sys::CUfunction)>,
+    /// Blocks of [`Entry::Stream`] that the device holds at once; 0 where there is no such kernel.
+    resident: u32,
 }
 
 impl Device {
@@ -316,10 +318,13 @@ impl Opened {
         // SAFETY: a cubin, or PTX that ends with a null byte, as NVRTC made it: what came from the cache has its checksum.
         let handle = unsafe { result::module::load_data(image.as_ptr().cast()) }
             .map_err(failed(self.ordinal, "cuModuleLoadData"))?;
-        let mut module = Module { handle, arch, kernels: Vec::new() };
-        for entry in unit.entries() {
+        let mut module = Module { handle, arch, kernels: Vec::new(), resident: 0 };
+        for entry in unit.entries(arch) {
             let kernel = self.kernel(&module, entry).inspect_err(|_| module.unload())?;
             module.kernels.push((entry, kernel));
+            if entry == Entry::Stream {
+                module.resident = self.resident(kernel, entry, arch).inspect_err(|_| module.unload())?;
+            }
         }
         Ok(module)
     }
@@ -337,6 +342,23 @@ impl Opened {
                 .map_err(failed(self.ordinal, "cuFuncSetAttribute"))?;
         }
         Ok(kernel)
+    }
+}
+
+impl Opened {
+    /// How many blocks of a kernel all multiprocessors hold.
+    fn resident(&self, kernel: sys::CUfunction, entry: Entry, arch: Arch) -> Result<u32, CudaError> {
+        use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS;
+        // SAFETY: the device came from cuDeviceGet.
+        let multiprocessors = unsafe { result::device::get_attribute(self.device, MULTIPROCESSORS) }
+            .map_err(failed(self.ordinal, "cuDeviceGetAttribute"))?;
+        let mut each = 0;
+        let (threads, shared) = (entry.threads().cast_signed(), entry.dynamic_shared(arch) as usize);
+        // SAFETY: the function is of a loaded module; the answer goes to a local.
+        unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut each, kernel, threads, shared) }
+            .result()
+            .map_err(failed(self.ordinal, "cuOccupancyMaxActiveBlocksPerMultiprocessor"))?;
+        Ok(each.unsigned_abs() * multiprocessors.unsigned_abs())
     }
 }
 
@@ -389,6 +411,23 @@ impl Launches<'_> {
         self.count
     }
 
+    /// Blocks of [`Entry::Stream`] that the device holds at once; 0 where there is no such kernel.
+    pub fn resident(&self) -> u32 {
+        self.module.resident
+    }
+
+    /// Queues zeros over so many 32-bit words.
+    ///
+    /// # Safety
+    /// They are the caller's to write, until the stream has.
+    pub unsafe fn zero(&mut self, address: u64, words: u32) -> Result<(), CudaError> {
+        let stream = ptr::with_exposed_provenance_mut(self.stream as usize);
+        // SAFETY: the caller's promise; the stream is that of `Device::on`.
+        unsafe { sys::cuMemsetD32Async(address, 0, words as usize, stream) }
+            .result()
+            .map_err(failed(self.ordinal, "cuMemsetD32Async"))
+    }
+
     /// Queues one kernel after what the stream has. No blocks: no launch.
     ///
     /// Programmatic dependent launch was measured and left out: at the default window the next launch's walks then begin where
@@ -402,34 +441,55 @@ impl Launches<'_> {
         }
         let kernels = &self.module.kernels;
         let kernel = kernels.iter().find(|(name, _)| *name == entry).map(|(_, kernel)| *kernel);
-        let kernel = kernel.filter(|_| P::UNIT.entries().contains(&entry)).ok_or_else(|| CudaError::Driver {
-            ordinal: self.ordinal,
-            call: "cuLaunchKernel",
-            reason: format!("{} is not in {}", entry.name().to_string_lossy(), P::UNIT.name()),
-        })?;
+        let kernel =
+            kernel.filter(|_| P::UNIT.entries(self.module.arch).contains(&entry)).ok_or_else(|| CudaError::Driver {
+                ordinal: self.ordinal,
+                call: "cuLaunchKernel",
+                reason: format!("{} is not in {}", entry.name().to_string_lossy(), P::UNIT.name()),
+            })?;
         let mut all = [ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
         let stream = ptr::with_exposed_provenance_mut(self.stream as usize);
         let shared = entry.dynamic_shared(self.module.arch);
         // SAFETY: the function is of a loaded module of the current context; it takes one parameter, whose layout `P` vouches for
         // and which the driver copies before it returns. The stream is the promise of `Device::on`, the parameters' contents the
         // caller's.
-        unsafe {
-            sys::cuLaunchKernel(
-                kernel,
-                blocks,
-                1,
-                1,
-                entry.threads(),
-                1,
-                1,
-                shared,
-                stream,
-                all.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+        if entry == Entry::Stream {
+            // Its blocks wait for each other, so they must all be there: what this kind of launch is for.
+            unsafe {
+                sys::cuLaunchCooperativeKernel(
+                    kernel,
+                    blocks,
+                    1,
+                    1,
+                    entry.threads(),
+                    1,
+                    1,
+                    shared,
+                    stream,
+                    all.as_mut_ptr(),
+                )
+            }
+            .result()
+            .map_err(failed(self.ordinal, "cuLaunchCooperativeKernel"))?;
+        } else {
+            unsafe {
+                sys::cuLaunchKernel(
+                    kernel,
+                    blocks,
+                    1,
+                    1,
+                    entry.threads(),
+                    1,
+                    1,
+                    shared,
+                    stream,
+                    all.as_mut_ptr(),
+                    ptr::null_mut(),
+                )
+            }
+            .result()
+            .map_err(failed(self.ordinal, "cuLaunchKernel"))?;
         }
-        .result()
-        .map_err(failed(self.ordinal, "cuLaunchKernel"))?;
         self.count += 1;
         Ok(())
     }

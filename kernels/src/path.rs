@@ -33,6 +33,8 @@ pub enum Route {
     CpuDecode,
     /// One kernel for each window.
     CudaFused,
+    /// One kernel for all windows.
+    CudaStreamed,
     /// Three kernels for each window.
     CudaStaged,
     /// One kernel for the step.
@@ -41,7 +43,8 @@ pub enum Route {
 
 impl Route {
     /// Every route, in the order of [`Counts`].
-    pub const ALL: [Self; 5] = [Self::CpuPrefill, Self::CpuDecode, Self::CudaFused, Self::CudaStaged, Self::CudaDecode];
+    pub const ALL: [Self; 6] =
+        [Self::CpuPrefill, Self::CpuDecode, Self::CudaFused, Self::CudaStreamed, Self::CudaStaged, Self::CudaDecode];
 
     /// As it is traced.
     pub const fn name(self) -> &'static str {
@@ -49,6 +52,7 @@ impl Route {
             Self::CpuPrefill => "cpu-prefill",
             Self::CpuDecode => "cpu-decode",
             Self::CudaFused => "cuda-fused",
+            Self::CudaStreamed => "cuda-streamed",
             Self::CudaStaged => "cuda-staged",
             Self::CudaDecode => "cuda-decode",
         }

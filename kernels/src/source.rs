@@ -32,6 +32,7 @@ const PREFILL: &[(&str, &str)] = &[
     file!("gdn_layout.cuh"),
     file!("gdn_intra.cuh"),
     file!("gdn_recur.cuh"),
+    file!("gdn_stream.cuh"),
     file!("gdn_recur_sm90.cuh"),
     file!("gdn_prefill.cu"),
 ];
@@ -81,10 +82,10 @@ impl Unit {
         text
     }
 
-    /// The kernels in it.
-    pub fn entries(self) -> Vec<Entry> {
+    /// The kernels in it for one architecture.
+    pub fn entries(self, arch: Arch) -> Vec<Entry> {
         match self {
-            Self::Prefill => Entry::PREFILL.to_vec(),
+            Self::Prefill => Entry::prefill(arch).collect(),
             Self::Decode => Entry::decode().collect(),
         }
     }

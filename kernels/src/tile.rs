@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! kernel                blocks                                   threads   what a block does
+//! gdn_stream            Hv slices, then all that fit beside       256       values of a head through all windows; chunks of key heads
 //! gdn_window            segments Hv slices, then slots Hk        256       values of a head through a window; a chunk of a key head
 //! gdn_intra             slots Hk                                 256       a chunk of a key head
 //! gdn_recur             segments Hv                              256       a head through a window
@@ -108,6 +109,8 @@ impl Element {
 /// One entry point: what is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Entry {
+    /// All windows in one launch whose blocks stay. Hopper's alone.
+    Stream,
     /// The recurrence of one window and the intra-chunk work of the next, in one launch.
     Window,
     /// The intra-chunk work alone.
@@ -150,8 +153,11 @@ impl Rows {
 }
 
 impl Entry {
-    /// Those of `gdn_prefill.cu`.
-    pub const PREFILL: [Self; 4] = [Self::Window, Self::Intra, Self::Recur, Self::Output];
+    /// Those of `gdn_prefill.cu` for an architecture.
+    pub fn prefill(arch: Arch) -> impl Iterator<Item = Self> {
+        let all = [Self::Stream, Self::Window, Self::Intra, Self::Recur, Self::Output];
+        all.into_iter().filter(move |entry| *entry != Self::Stream || arch == Arch::Sm90a)
+    }
 
     /// Those of `gdn_decode.cu`.
     pub fn decode() -> impl Iterator<Item = Self> {
@@ -161,6 +167,7 @@ impl Entry {
     /// Its name in the module.
     pub const fn name(self) -> &'static std::ffi::CStr {
         match self {
+            Self::Stream => c"gdn_stream",
             Self::Window => c"gdn_window",
             Self::Intra => c"gdn_intra",
             Self::Recur => c"gdn_recur",
@@ -187,6 +194,7 @@ impl Entry {
     pub const fn dynamic_shared(self, arch: Arch) -> u32 {
         match self {
             // A block does either, so the launch gives each what the larger needs.
+            Self::Stream => larger(intra_shared(arch), HOPPER_SHARED),
             Self::Window if matches!(arch, Arch::Sm90a) => larger(intra_shared(arch), HOPPER_SHARED),
             Self::Window => larger(intra_shared(arch), RECUR_SHARED),
             Self::Intra => intra_shared(arch),
@@ -215,18 +223,38 @@ const GATE: u32 = 64 * 2 * 4;
 const WARP_OUT: u32 = 64 * 16 * 2;
 
 /// k, v, what is staged; a square in fp32, its rows 72 apart; three in 16 bits; three numbers for each token of four heads. On
-/// Hopper the scores in fp32 too: registers are short there, shared memory elsewhere.
+/// Hopper the scores in fp32 too, since registers are short there, shared memory elsewhere; and which item a block is at.
 pub(crate) const fn intra_shared(arch: Arch) -> u32 {
-    let scores = if matches!(arch, Arch::Sm90a) { 64 * 64 * 4 } else { 0 };
+    let scores = if matches!(arch, Arch::Sm90a) { 64 * 64 * 4 + 16 } else { 0 };
     3 * TILE + 64 * 72 * 4 + 3 * SQUARE + scores + 3 * 4 * 64 * 4
 }
 
 /// w, q and the factors of this chunk and the next; k and the scores of this one; eight warps' outputs, half of them at a time.
 pub(crate) const RECUR_SHARED: u32 = 2 * (2 * TILE + GATE) + TILE + SQUARE + 8 * WARP_OUT / 2;
-/// A ring of five tiles; the scores and factors of two chunks; four warps' outputs; six barriers.
-pub(crate) const HOPPER_SHARED: u32 = 5 * TILE + 2 * SQUARE + 2 * GATE + 4 * WARP_OUT + 6 * 8;
+/// A ring of five tiles; the scores and factors of two chunks; four warps' outputs; twelve barriers.
+pub(crate) const HOPPER_SHARED: u32 = 5 * TILE + 2 * SQUARE + 2 * GATE + 4 * WARP_OUT + 12 * 8;
 /// q, the scores and the factors of one chunk; eight warps' outputs, half of them at a time.
 pub(crate) const OUTPUT_SHARED: u32 = TILE + SQUARE + GATE + 8 * WARP_OUT / 2;
+
+/// 32-bit words that [`Entry::Stream`] keeps its progress in, zero before a launch: the next item, in a line of its own, and two
+/// for each slot and key head of both halves.
+pub(crate) const fn progress_words(half_slots: u32, key_heads: u32) -> u32 {
+    32 + 2 * 2 * half_slots * key_heads
+}
+
+/// The most chunks of one launch of [`Entry::Stream`]: items, chunks times at most 1024 key heads, are counted in 31 bits.
+pub(crate) const STREAM_CHUNKS: u32 = 1 << 20;
+
+/// Blocks of a launch of [`Entry::Stream`] over so many chunks on a device that holds `resident` of them at once, or `None` where
+/// the walks of all heads would leave too little room beside them: windows are launched one by one then.
+pub(crate) const fn stream_blocks(key_heads: u32, value_heads: u32, chunks: u32, resident: u32) -> Option<u32> {
+    let walks = value_heads * 2;
+    if 4 * walks > 3 * resident {
+        return None;
+    }
+    let (room, items) = (resident - walks, chunks * key_heads);
+    Some(walks + if items < room { items } else { room })
+}
 
 const fn larger(one: u32, other: u32) -> u32 {
     if one > other { one } else { other }
@@ -273,7 +301,7 @@ mod tests {
     #[test]
     fn no_launch_asks_for_more_shared_memory_than_a_block_has() {
         for arch in Arch::ALL {
-            for entry in Entry::PREFILL.into_iter().chain(Entry::decode()) {
+            for entry in Entry::prefill(arch).chain(Entry::decode()) {
                 assert!(entry.dynamic_shared(arch) <= arch.shared_limit(), "{entry:?} on {arch}");
             }
         }

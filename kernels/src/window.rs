@@ -151,7 +151,12 @@ pub(crate) struct Windows<'a> {
 
 impl<'a> Windows<'a> {
     pub fn new(bounds: Bounds<'a>, ends: Ends<'a>, window: Window) -> Self {
-        Self { bounds, ends, slots: window.slots(), index: 0, sequence: 0, chunk: 0, checkpoints: 0, empty: 0 }
+        Self::of(bounds, ends, window.slots())
+    }
+
+    /// The same with any number of slots a window, of which each has at most [`MAX_SEGMENTS`] segments all the same.
+    pub fn of(bounds: Bounds<'a>, ends: Ends<'a>, slots: u32) -> Self {
+        Self { bounds, ends, slots, index: 0, sequence: 0, chunk: 0, checkpoints: 0, empty: 0 }
     }
 
     /// The next piece of the sequence that the walk is at, at most so many chunks of it.
@@ -195,7 +200,9 @@ impl Iterator for Windows<'_> {
 
     fn next(&mut self) -> Option<Step> {
         let mut step = Step::new(self.index);
-        while step.slots < self.slots && self.sequence < self.bounds.len() {
+        let (slots, most) = (self.slots, self.slots.min(MAX_SEGMENTS as u32));
+        let room = |step: &Step| step.slots < slots && step.count < most;
+        while room(&step) && self.sequence < self.bounds.len() {
             if self.bounds.chunks(self.sequence) == 0 {
                 self.sequence += 1;
                 continue;
@@ -204,7 +211,7 @@ impl Iterator for Windows<'_> {
             step.slots += segment.chunks();
             step.push(segment);
         }
-        while step.slots == 0 && step.count < self.slots && self.ends.into_pool && self.empty < self.bounds.len() {
+        while step.slots == 0 && room(&step) && self.ends.into_pool && self.empty < self.bounds.len() {
             let sequence = self.empty;
             self.empty += 1;
             if self.bounds.chunks(sequence) == 0

@@ -26,6 +26,8 @@ pub enum Violation {
     Overlap { first: usize, second: usize, byte: u64, tick: u64 },
     #[error("buffers {first} and {second} share byte {byte} but belong to different lanes")]
     SharedByLanes { first: usize, second: usize, byte: u64 },
+    #[error("buffer {buffer} runs into byte {byte}, which is reserved or begins another segment")]
+    InReserved { buffer: usize, byte: u64 },
     #[error("buffers {first} and {second} share byte {byte} but must be kept apart")]
     NotApart { first: usize, second: usize, byte: u64 },
 }
@@ -51,6 +53,11 @@ pub fn check(problem: &Problem, placement: &Placement, capacity: Option<Bytes>) 
         if end > u128::from(limit) {
             let end = u64::try_from(end).unwrap_or(u64::MAX);
             return Err(Violation::OverCapacity { buffer: index, end, capacity: limit });
+        }
+        for reserved in problem.reserved.iter().filter(|_| !buffer.size.is_zero()) {
+            if offset.get() < reserved.to.get() && u128::from(reserved.from.get()) < end {
+                return Err(Violation::InReserved { buffer: index, byte: reserved.from.get().max(offset.get()) });
+            }
         }
     }
     no_byte_twice_at_a_tick(problem, placement)?;

@@ -19,7 +19,7 @@ use clap::{CommandFactory, Parser};
 use terrace_profiles::{Profile, StepSelector, codec, import, text};
 
 use crate::plan::Plan;
-use crate::planning::{Verdict, plan};
+use crate::planning::{Verdict, plan, replan};
 use crate::report::{self, ReportFormat};
 use crate::solve::Control;
 use crate::{Error, graph};
@@ -132,13 +132,17 @@ fn run_solve(args: &Solve, colour: bool, console: &mut Console<'_>) -> Result<u8
         let what = args.one_problem().unwrap_or_default();
         return Err(Failure::Usage(several(&args.inputs[0], &problems, &format!("{what} takes one problem"))));
     }
+    let old = args.keep.as_deref().map(read_plan).transpose()?;
     // To a terminal or a pipe each report goes out when it is there; to a file all go at once, if none failed.
     let to_file = args.output.as_deref().filter(|path| path.as_os_str() != "-");
     let mut reports = Vec::new();
     for profile in &problems {
         let solved = watch::watched(args.time_limit, console.err_is_terminal, &profile.name, |cancel, progress| {
             let control = Control { threads: args.threads(), cancel: Some(cancel), progress: Some(progress) };
-            plan(profile, &args.options(), &control)
+            match &old {
+                None => plan(profile, &args.options(), &control),
+                Some(old) => replan(profile, old, &args.options(), &control),
+            }
         });
         let verdict = match solved {
             Ok(verdict) => verdict,
@@ -202,6 +206,7 @@ fn run_diff(args: &Diff, console: &mut Console<'_>) -> Result<u8, Failure> {
 fn report_on(verdict: &Verdict, format: ReportFormat, colour: bool, out: &mut Vec<u8>) -> Result<(), Failure> {
     let written = match format {
         ReportFormat::Dot => out.write_all(graph::dot(verdict.best())?.as_bytes()),
+        ReportFormat::TfLite => out.write_all(&report::tflite(verdict.best())?),
         _ => report::write(verdict, format, colour, out),
     };
     written.map_err(|source| failed_write(Path::new("-"), source))

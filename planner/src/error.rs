@@ -1,6 +1,6 @@
 //! The one error of this crate. Each prints as one sentence that names the culprit and what to do.
 
-use terrace_profiles::units::{Align, Offset};
+use terrace_profiles::units::{Align, Bytes, Offset};
 
 use crate::check::Violation;
 
@@ -38,6 +38,46 @@ pub enum Error {
         second: usize,
         /// A tick at which both are in use.
         tick: u64,
+    },
+    /// A fixed buffer lies where nothing may.
+    #[error("buffer {buffer} is fixed where bytes {from} to {to} are reserved; reserve others, or move the buffer")]
+    FixedInReserved {
+        /// The buffer.
+        buffer: usize,
+        /// First reserved byte.
+        from: Offset,
+        /// First byte after it; the same for a border between segments.
+        to: Offset,
+    },
+    /// A buffer fits into no segment.
+    #[error("buffer {buffer} takes {size}, rounded up, more than the largest segment of {segment}; raise --segment")]
+    LargerThanSegment {
+        /// The buffer.
+        buffer: usize,
+        /// Its bytes.
+        size: Bytes,
+        /// The largest segment.
+        segment: Bytes,
+    },
+    /// A space or segment ends where a buffer's own alignment breaks.
+    #[error(
+        "buffer {buffer} is aligned to {align}, but a space or segment ends at byte {border}; make each a multiple of {align}"
+    )]
+    BorderNotAligned {
+        /// The buffer.
+        buffer: usize,
+        /// Its alignment.
+        align: Align,
+        /// Where the space or segment ends in the arena.
+        border: Offset,
+    },
+    /// Segments so small that an arena would be cut too often.
+    #[error("segments of {segment} cut the arena more than {limit} times; raise --segment")]
+    TooManySegments {
+        /// The largest segment.
+        segment: Bytes,
+        /// The most cuts.
+        limit: u64,
     },
     /// Lanes are stacked on each other; only one can have offsets given from outside.
     #[error(
@@ -95,5 +135,29 @@ pub enum Error {
         buffers: usize,
         /// The most drawn.
         limit: usize,
+    },
+    /// A buffer's label says no tensor.
+    #[error(
+        "label '{label}' does not end in the number of a tensor, which the tflite format needs; label each buffer so"
+    )]
+    NamesNoTensor {
+        /// The label.
+        label: String,
+    },
+    /// Two buffers claim one tensor.
+    #[error("two buffers at different offsets are named tensor {tensor}; give each tensor one buffer")]
+    TensorTwice {
+        /// The tensor.
+        tensor: u32,
+    },
+    /// An offset that the tflite format cannot hold.
+    #[error(
+        "'{label}' lies at offset {offset}, and offsets of TensorFlow Lite Micro end at 2147483647; plan a smaller arena"
+    )]
+    BeyondTflite {
+        /// The buffer's label.
+        label: String,
+        /// Where it lies.
+        offset: Offset,
     },
 }

@@ -16,9 +16,10 @@ mod planning;
 pub mod problem;
 pub mod report;
 pub mod solve;
+pub mod spaces;
 mod sweep;
 
 pub use error::Error;
 pub use options::{DEFAULT_BUDGET_NODES, Effort, FreeRule, LaneRule, Options};
 pub use plan::{PLAN_VERSION, Plan, Proof, Slot};
-pub use planning::{Refusal, Verdict, placed, plan, problem as problem_of};
+pub use planning::{ArenaSize, Refusal, Verdict, arena_size, placed, plan, problem as problem_of, replan};

@@ -1,12 +1,13 @@
 //! From the lifetime graph to the problem: sizes rounded up, stretches of lives turned into pieces.
 
-use terrace_profiles::units::{Align, Bytes};
+use terrace_profiles::units::{Align, Bytes, Offset};
 use terrace_profiles::{Life, Profile};
 
 use crate::error::Error;
 use crate::graph::{self, Graph};
 use crate::options::Options;
-use crate::problem::{Buffer, Piece, Problem};
+use crate::problem::{Buffer, Piece, Problem, Reserved};
+use crate::spaces::{self, MOST_BORDERS};
 
 /// The problem of a checked profile, and for each buffer of the profile the index of its storage in the problem.
 pub fn problem(profile: &Profile, lives: &[Life], options: &Options) -> Result<(Problem, Vec<u32>), Error> {
@@ -25,7 +26,32 @@ pub fn problem(profile: &Profile, lives: &[Life], options: &Options) -> Result<(
         let (size, fixed, lane, pieces) = (round(largest)?, storage.fixed, storage.lane, pieces.into());
         buffers.push(Buffer { size, align, lifetime, fixed, lane, pieces });
     }
-    Ok((Problem { buffers, apart: graph.apart }, graph.storage_of))
+    let reserved = reserved(&buffers, options)?;
+    Ok((Problem { buffers, apart: graph.apart, reserved }, graph.storage_of))
+}
+
+/// What is reserved, the borders of the spaces, and one wherever a segment may end below everything piled up.
+fn reserved(buffers: &[Buffer], options: &Options) -> Result<Vec<Reserved>, Error> {
+    let mut reserved = options.reserved.clone();
+    reserved.extend(spaces::borders(&options.spaces, options.align, buffers)?);
+    if let Some(segment) = options.segment {
+        let larger = |(_, buffer): &(usize, &Buffer)| buffer.size > segment;
+        if let Some((buffer, Buffer { size, .. })) = buffers.iter().enumerate().find(larger) {
+            return Err(Error::LargerThanSegment { buffer, size: *size, segment });
+        }
+        let own = |buffer: &Buffer| buffer.size.get().saturating_add(buffer.align.get());
+        let fixed = |buffer: &Buffer| buffer.fixed.map_or(0, Offset::get);
+        let total = buffers.iter().fold(0_u64, |sum, buffer| sum.saturating_add(own(buffer)));
+        let highest = buffers.iter().map(fixed).chain(reserved.iter().map(|reserved| reserved.to.get())).max();
+        // Twice, since below each border as much may stay free as is used.
+        let top = total.saturating_mul(2).saturating_add(highest.unwrap_or(0));
+        if segment.is_zero() || top / segment.get() > MOST_BORDERS {
+            return Err(Error::TooManySegments { segment, limit: MOST_BORDERS });
+        }
+        let borders = (1..=top / segment.get()).filter_map(|count| Offset::new(count * segment.get()));
+        reserved.extend(borders.map(|at| Reserved { from: at, to: at }));
+    }
+    Ok(reserved)
 }
 
 /// A range in use, widened to the alignment.

@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use terrace_profiles::units::{Align, Bytes};
 
+use crate::problem::Reserved;
+use crate::spaces::{self, Space};
+
 /// What is asked of the planner. Two plans with equal profile and options are equal byte for byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
@@ -10,6 +13,12 @@ pub struct Options {
     pub align: Align,
     /// The plan must fit under it. With one, the exact search stops as soon as it fits.
     pub capacity: Option<Bytes>,
+    /// Bytes of the arena that no buffer may take, and borders that none may cross.
+    pub reserved: Vec<Reserved>,
+    /// The arena is made of segments of this many bytes, and each buffer lies in one of them.
+    pub segment: Option<Bytes>,
+    /// The memories that make up the arena, the one to fill first first; none: one memory without an end.
+    pub spaces: Vec<Space>,
     /// When buffers of different lanes may share bytes.
     pub lanes: LaneRule,
     /// Which of a buffer's two ends counts.
@@ -58,11 +67,23 @@ pub enum FreeRule {
 /// Nodes of search where nothing is said: a few seconds on one core.
 pub const DEFAULT_BUDGET_NODES: u64 = 1_000_000;
 
+impl Options {
+    /// The options with the capacity that the spaces leave: all of theirs together, if no less is asked for.
+    pub(crate) fn within_spaces(&self) -> Self {
+        let spaces = spaces::ranges(&self.spaces, self.align).last().and_then(|(_, end)| Bytes::new(end.get()));
+        let capacity = self.capacity.into_iter().chain(spaces).min();
+        Self { capacity, ..self.clone() }
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
             align: Align::DEFAULT,
             capacity: None,
+            reserved: Vec::new(),
+            segment: None,
+            spaces: Vec::new(),
             lanes: LaneRule::default(),
             free: FreeRule::default(),
             budget_nodes: DEFAULT_BUDGET_NODES,

@@ -14,7 +14,7 @@ use crate::options::Options;
 use crate::problem::{Placement, Problem};
 
 /// Version of the plan file; see the policy in the README of `terrace-profiles`.
-pub const PLAN_VERSION: u16 = 1;
+pub const PLAN_VERSION: u16 = 2;
 
 /// A placement that the check accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -264,6 +264,10 @@ impl Body {
             if !fits {
                 return Err(format!("storage {index} has a size or offset of 2^63 bytes or more"));
             }
+        }
+        let offsets = self.problem.reserved.iter().flat_map(|reserved| [reserved.from, reserved.to]);
+        if offsets.into_iter().any(|offset| Offset::new(offset.get()).is_none()) {
+            return Err("it reserves bytes beyond 2^63 - 1".to_owned());
         }
         if self.placement.offsets.len() != self.problem.buffers.len() {
             return Err(format!(

@@ -1,15 +1,18 @@
 //! The whole way: a profile in, a checked plan out, or the reason why it does not fit.
 
+use std::collections::{HashMap, VecDeque};
+
 use terrace_profiles::Profile;
 use terrace_profiles::units::{Bytes, Offset};
 
+use crate::bound::lower_bound;
 use crate::check::{Violation, check};
 use crate::error::Error;
 use crate::lifetime;
 use crate::options::Options;
 use crate::plan::{Body, Plan, Proof, Slot};
 use crate::problem::{Placement, Problem};
-use crate::solve::{Control, solve};
+use crate::solve::{Control, Culprits, Solved, culprits, solve, solve_keeping};
 
 /// The answer to a profile.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ pub struct Refusal {
     pub best: Plan,
     /// Whether nothing can fit: the lower bound, or a finished search, says so. Otherwise a larger budget may find a plan.
     pub proven: bool,
+    /// If so, buffers that alone do not fit.
+    pub culprits: Option<Culprits>,
 }
 
 impl Verdict {
@@ -56,15 +61,108 @@ pub fn problem(profile: &Profile, options: &Options) -> Result<Problem, Error> {
     Ok(problem)
 }
 
+/// What an arena for a profile takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaSize {
+    /// What it takes.
+    pub bytes: Bytes,
+    /// What no arena can do without.
+    pub lower_bound: Bytes,
+    /// Whether no smaller arena would do.
+    pub optimal: bool,
+}
+
+/// How large the arena of a profile must be: the makespan of [`plan()`] with the same options, without making the plan or
+/// reserving anything.
+///
+/// # Errors
+/// As [`plan()`].
+pub fn arena_size(profile: &Profile, options: &Options, control: &Control<'_>) -> Result<ArenaSize, Error> {
+    let problem = problem(profile, options)?;
+    let solved = solve(&problem, &options.within_spaces(), control)?;
+    // The size is promised, so the placement behind it must be one.
+    check(&problem, &solved.placement, None)?;
+    let bytes = solved.placement.makespan(&problem);
+    Ok(ArenaSize { bytes, lower_bound: lower_bound(&problem).bytes, optimal: solved.proof.optimal })
+}
+
 /// Plans the arena of a profile.
 ///
 /// # Errors
 /// A profile that contradicts itself, or sizes that cannot be added up; that it does not fit is no error.
 pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Result<Verdict, Error> {
-    assemble(profile, options, |problem, _| {
-        let solved = solve(problem, options, control)?;
-        Ok((solved.placement, solved.proof))
+    let options = &options.within_spaces();
+    planned(profile, options, control, |problem, _| solve(problem, options, control))
+}
+
+/// Plans the arena of a profile that has changed a little since `old`: as [`plan()`], with the same makespan or a smaller
+/// one, and as many buffers as possible where they were. Buffers have no identity across profiles: the k-th of a label and
+/// size in one answers to the k-th of them in the other, and what is left over then by label alone.
+///
+/// The old plan is part of the question, but not of the plan's fingerprint.
+///
+/// # Errors
+/// As [`plan()`].
+pub fn replan(profile: &Profile, old: &Plan, options: &Options, control: &Control<'_>) -> Result<Verdict, Error> {
+    let options = &options.within_spaces();
+    planned(profile, options, control, |problem, openers| {
+        let wishes = wishes(profile, old, problem, openers);
+        let (mut solved, met) = solve_keeping(problem, &wishes, options, control)?;
+        let (all, strategy) = (problem.buffers.len(), &solved.proof.strategy);
+        solved.proof.strategy = format!("{strategy}, {met} of {all} offsets kept");
+        Ok(solved)
     })
+}
+
+/// For each storage of the problem where its counterpart in the old plan lies; `openers` says which buffer opened each.
+fn wishes(profile: &Profile, old: &Plan, problem: &Problem, openers: &[u32]) -> Vec<Option<Offset>> {
+    let mut wishes = vec![None; problem.buffers.len()];
+    let lives = profile.lives().unwrap_or_default();
+    let label = |storage: usize| &profile.labels[lives[openers[storage] as usize].label.0 as usize];
+    let mut seen = vec![false; old.problem().buffers.len()];
+    let opened = |slot: &&Slot| !std::mem::replace(&mut seen[slot.storage as usize], true);
+    let before: Vec<&Slot> = old.slots().iter().filter(opened).collect();
+    let mut taken = vec![false; before.len()];
+    for by_size in [true, false] {
+        let size = |bytes: Bytes| by_size.then_some(bytes);
+        let mut places: HashMap<(&str, Option<Bytes>), VecDeque<usize>> = HashMap::new();
+        for (place, slot) in before.iter().enumerate().filter(|(place, _)| !taken[*place]) {
+            places.entry((old.label(slot), size(old.size(slot)))).or_default().push_back(place);
+        }
+        for (storage, wish) in wishes.iter_mut().enumerate().filter(|(_, wish)| wish.is_none()) {
+            let key = (label(storage).as_str(), size(problem.buffers[storage].size));
+            if let Some(place) = places.get_mut(&key).and_then(VecDeque::pop_front) {
+                *wish = Some(old.offset(before[place]));
+                taken[place] = true;
+            }
+        }
+    }
+    wishes
+}
+
+/// Solves and, where nothing fits, asks why.
+fn planned(
+    profile: &Profile,
+    options: &Options,
+    control: &Control<'_>,
+    solve: impl FnOnce(&Problem, &[u32]) -> Result<Solved, Error>,
+) -> Result<Verdict, Error> {
+    let mut refuted = false;
+    let mut verdict = assemble(profile, options, |problem, storage_of| {
+        let mut openers = vec![0; problem.buffers.len()];
+        for (buffer, &storage) in storage_of.iter().enumerate().rev() {
+            openers[storage as usize] = buffer as u32;
+        }
+        let solved = solve(problem, &openers)?;
+        refuted = solved.refuted;
+        Ok((solved.placement, solved.proof))
+    })?;
+    if let Verdict::DoesNotFit(refusal) = &mut verdict {
+        refusal.proven |= refuted;
+        let proven = refusal.proven.then(|| culprits(refusal.best.problem(), refusal.capacity, options, control));
+        refusal.culprits = proven;
+    }
+    Ok(verdict)
 }
 
 /// The plan of a profile whose buffers already have their offsets, one for each in order of allocation, and whatever is
@@ -73,7 +171,7 @@ pub fn plan(profile: &Profile, options: &Options, control: &Control<'_>) -> Resu
 /// # Errors
 /// As [`plan()`]; and offsets that are not one for each buffer, or that the check refuses.
 pub fn placed(profile: &Profile, options: &Options, offsets: &[Offset], proof: Proof) -> Result<Verdict, Error> {
-    assemble(profile, options, |problem, storage_of| {
+    assemble(profile, &options.within_spaces(), |problem, storage_of| {
         problem.validate()?;
         if offsets.len() != storage_of.len() {
             return Err(Violation::WrongCount { offsets: offsets.len(), buffers: storage_of.len() }.into());
@@ -125,7 +223,7 @@ fn assemble(
         None => Verdict::Fits(Box::new(plan)),
         Some(capacity) => {
             let proven = plan.lower_bound().bytes > capacity || plan.proof().optimal;
-            Verdict::DoesNotFit(Box::new(Refusal { capacity, best: plan, proven }))
+            Verdict::DoesNotFit(Box::new(Refusal { capacity, best: plan, proven, culprits: None }))
         }
     })
 }
@@ -163,6 +261,16 @@ mod tests {
         ] {
             assert_eq!(try_at(offsets).unwrap_err().to_string(), message);
         }
+    }
+
+    #[test]
+    fn the_size_is_that_of_the_plan() {
+        let options = Options::default();
+        let size = arena_size(&two(), &options, &Control::default()).unwrap();
+        let verdict = plan(&two(), &options, &Control::default()).unwrap();
+        let plan = verdict.best();
+        let wanted = (plan.makespan(), plan.lower_bound().bytes, plan.proof().optimal);
+        assert_eq!((size.bytes, size.lower_bound, size.optimal), wanted);
     }
 
     #[test]

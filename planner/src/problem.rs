@@ -52,6 +52,18 @@ pub struct Problem {
     pub buffers: Vec<Buffer>,
     /// Pairs (by index) that never share a byte although their lifetimes would allow it.
     pub apart: Vec<(u32, u32)>,
+    /// Bytes that no buffer may take at any time, and borders that none may cross.
+    pub reserved: Vec<Reserved>,
+}
+
+/// Bytes `[from, to)` of the arena that belong to someone else. Without any, where `from` is `to`, it is a border: a buffer
+/// may end or begin there but not reach over it, as between two segments of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Reserved {
+    /// First byte.
+    pub from: Offset,
+    /// First byte after it.
+    pub to: Offset,
 }
 
 /// An answer: an offset for each buffer of a [`Problem`], in the same order. Worth nothing until
@@ -66,6 +78,11 @@ impl Buffer {
     /// A buffer with nothing but size, alignment and life.
     pub fn new(size: Bytes, align: Align, lifetime: Lifetime) -> Self {
         Self { size, align, lifetime, fixed: None, lane: 0, pieces: Box::default() }
+    }
+
+    /// Whether the buffer, at that offset, takes a reserved byte or crosses a border.
+    pub fn runs_into(&self, offset: Offset, reserved: &Reserved) -> bool {
+        offset < reserved.to && reserved.from.get() < offset.get() + self.size.get()
     }
 
     /// What is in use when: the pieces, or the whole.
@@ -100,9 +117,18 @@ impl Problem {
                 assert!(range.end <= buffer.size.get(), "a piece of buffer {index} lies outside its bytes");
             }
         }
-        // All the rest may have to lie above the highest fixed buffer.
+        for reserved in &self.reserved {
+            highest_fixed = highest_fixed.max(Bytes::new(reserved.to.get()).expect("an offset is at most 2^63 - 1"));
+            let inside = |(_, buffer): &(usize, &Buffer)| buffer.fixed.is_some_and(|at| buffer.runs_into(at, reserved));
+            if let Some((buffer, _)) = self.buffers.iter().enumerate().find(inside) {
+                return Err(Error::FixedInReserved { buffer, from: reserved.from, to: reserved.to });
+            }
+        }
+        // All the rest may have to lie above the highest fixed buffer, and below each border leave free what crosses it.
         let count = self.buffers.len();
-        sum.checked_add(highest_fixed).map_err(|_| Error::TotalTooLarge { buffer: count.saturating_sub(1) })?;
+        let rest = if self.reserved.is_empty() { Ok(sum) } else { sum.checked_add(sum) };
+        rest.and_then(|rest| rest.checked_add(highest_fixed))
+            .map_err(|_| Error::TotalTooLarge { buffer: count.saturating_sub(1) })?;
         if let Some(&(a, b)) = self.apart.iter().find(|(a, b)| *a as usize >= count || *b as usize >= count || a == b) {
             return Err(Error::BadPair { a, b, buffers: count });
         }

@@ -23,6 +23,7 @@ mod summary;
 mod svg;
 mod sweep;
 mod text;
+mod tflite;
 mod torch;
 
 use std::fmt;
@@ -36,6 +37,7 @@ pub use diff::{Change, Diff, LabelChange, diff};
 pub use ledger::Server;
 pub(crate) use summary::Summary;
 pub use sweep::Picture;
+pub use tflite::tflite;
 
 /// How a plan can be shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,16 +55,19 @@ pub enum ReportFormat {
     Dot,
     /// A snapshot that PyTorch's tools and pytorch.org/memory_viz open.
     TorchSnapshot,
+    /// The metadata from which TensorFlow Lite Micro takes a plan made offline.
+    TfLite,
 }
 
 /// A text that names no [`ReportFormat`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not a report format: choose text, json, html, svg, dot or torch-snapshot")]
+#[error("'{0}' is not a report format: choose text, json, html, svg, dot, torch-snapshot or tflite")]
 pub struct UnknownFormat(String);
 
 impl ReportFormat {
     /// Every format.
-    pub const ALL: [Self; 6] = [Self::Text, Self::Json, Self::Html, Self::Svg, Self::Dot, Self::TorchSnapshot];
+    pub const ALL: [Self; 7] =
+        [Self::Text, Self::Json, Self::Html, Self::Svg, Self::Dot, Self::TorchSnapshot, Self::TfLite];
 
     /// What [`FromStr`](std::str::FromStr) reads.
     pub const fn name(self) -> &'static str {
@@ -73,6 +78,7 @@ impl ReportFormat {
             Self::Svg => "svg",
             Self::Dot => "dot",
             Self::TorchSnapshot => "torch-snapshot",
+            Self::TfLite => "tflite",
         }
     }
 }
@@ -95,7 +101,7 @@ impl std::str::FromStr for ReportFormat {
 ///
 /// # Errors
 ///
-/// What `out` reports. [`ReportFormat::Dot`] is not drawn from a placement but from the lifetimes, by
+/// What `out` reports, and [`io::ErrorKind::InvalidData`] where [`tflite()`] cannot say the plan. [`ReportFormat::Dot`] is not drawn from a placement but from the lifetimes, by
 /// [`graph::dot`](crate::graph::dot), and is [`io::ErrorKind::Unsupported`] here.
 pub fn write(verdict: &Verdict, format: ReportFormat, colour: bool, out: &mut dyn Write) -> io::Result<()> {
     let (plan, summary) = (verdict.best(), Summary::of_verdict(verdict));
@@ -105,6 +111,9 @@ pub fn write(verdict: &Verdict, format: ReportFormat, colour: bool, out: &mut dy
         ReportFormat::Html => html::write(plan, &summary, out),
         ReportFormat::Svg => svg::write(plan, &summary, out),
         ReportFormat::TorchSnapshot => torch::write(plan, out),
+        ReportFormat::TfLite => {
+            out.write_all(&tflite(plan).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?)
+        }
         ReportFormat::Dot => Err(io::Error::new(io::ErrorKind::Unsupported, "the graph is not drawn from a placement")),
     }
 }
@@ -145,6 +154,7 @@ mod tests {
     use crate::plan::{Body, Plan, Proof, Slot};
     use crate::planning::Refusal;
     use crate::problem::{Buffer, Piece, Placement, Problem};
+    use crate::solve::Culprits;
 
     /// Bytes asked for, label, birth, death, offset.
     pub(super) type Row = (u64, &'static str, u64, u64, u64);
@@ -221,7 +231,12 @@ mod tests {
     /// [`SMALL`], refused.
     pub(super) fn refusal(capacity: u64, proven: bool) -> Verdict {
         let capacity = Bytes::new(capacity).unwrap();
-        Verdict::DoesNotFit(Box::new(Refusal { capacity, best: plan(SMALL), proven }))
+        Verdict::DoesNotFit(Box::new(Refusal {
+            capacity,
+            best: plan(SMALL),
+            proven,
+            culprits: proven.then(|| Culprits { buffers: vec![0, 1], minimal: true }),
+        }))
     }
 
     pub(super) fn show(plan: &Plan, format: ReportFormat) -> String {
@@ -250,14 +265,16 @@ mod tests {
         let error = "pdf".parse::<ReportFormat>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "'pdf' is not a report format: choose text, json, html, svg, dot or torch-snapshot"
+            "'pdf' is not a report format: choose text, json, html, svg, dot, torch-snapshot or tflite"
         );
     }
 
     #[test]
     fn every_format_takes_the_empty_plan_and_says_the_same_twice() {
         for plan in [plan(&[]), plan(SMALL), odd_plan()] {
-            for format in ReportFormat::ALL.into_iter().filter(|format| *format != ReportFormat::Dot) {
+            // The graph is drawn elsewhere, and these labels name no tensors.
+            let elsewhere = [ReportFormat::Dot, ReportFormat::TfLite];
+            for format in ReportFormat::ALL.into_iter().filter(|format| !elsewhere.contains(format)) {
                 let first = bytes(&plan, format);
                 assert!(!first.is_empty());
                 assert_eq!(first, bytes(&plan, format), "{format}");

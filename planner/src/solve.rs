@@ -9,26 +9,35 @@
 //! its goal always run to their end, and the lowest number wins. So equal problem and options give equal placements on any
 //! machine and any number of threads. Only [`Control::cancel`] can cut that short, and then the proof says so.
 
+mod culprits;
+mod exact;
 mod fit;
 mod improve;
+mod keep;
 mod neighbours;
 mod order;
+mod race;
 mod search;
 mod skyline;
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrace_profiles::units::Offset;
 
+use crate::bound::lower_bound;
 use crate::error::Error;
 use crate::options::{Effort, Options};
 use crate::plan::Proof;
 use crate::problem::{Placement, Problem};
 use crate::sweep::{self, Partition};
+pub use culprits::{Culprits, culprits};
+use exact::{Exact, SEARCH_ORDERS};
 use fit::Rule;
+pub use keep::solve_keeping;
 use neighbours::Neighbours;
-use search::Verdict;
+use race::{Stop, race};
+use search::Ground;
 
 /// How a solve is run, as opposed to what is asked: none of it changes the answer, unless `cancel` is set.
 #[derive(Clone, Copy, Default)]
@@ -48,6 +57,10 @@ pub struct Solved {
     pub placement: Placement,
     /// Their proof.
     pub proof: Proof,
+    /// Whether a capacity was asked for that nothing can meet, and that is proven.
+    pub refuted: bool,
+    /// The lanes and where each begins.
+    bases: Vec<(u32, u64)>,
 }
 
 /// A way to place all items of a part at once.
@@ -85,9 +98,6 @@ const HEURISTICS: [Heuristic; 19] = [
 /// Of these the first so many are tried where someone waits for the answer.
 const QUICK_HEURISTICS: usize = 5;
 
-/// Static orders of the exact search, tried side by side.
-const SEARCH_ORDERS: [order::Order; 3] = ["WAT", "TAW", "TWA"];
-
 /// Larger parts are left to the heuristics and the local search.
 const MOST_SEARCHED_ITEMS: usize = 4096;
 
@@ -97,6 +107,8 @@ enum Strategy {
     Heuristic(Heuristic),
     SqueakyWheel,
     Search(order::Order),
+    /// The exact search by all its orders and nothing else: quick to prove, poor where it cannot.
+    Prove,
 }
 
 fn strategies() -> impl Iterator<Item = Strategy> {
@@ -141,12 +153,14 @@ fn portfolio(
     for (buffer, offset) in problem.buffers.iter().zip(&mut offsets) {
         *offset = buffer.fixed.map_or(0, Offset::get);
     }
+    let (mut refuted, mut bases) = (false, Vec::new());
     // Lanes share nothing, so each lies above those before it; the one with fixed offsets must lie at the base.
     let mut lanes: Vec<u32> = problem.buffers.iter().map(|buffer| buffer.lane).collect();
     lanes.sort_unstable();
     lanes.dedup();
     let pinned = |lane: &u32| !problem.buffers.iter().any(|buffer| buffer.lane == *lane && buffer.fixed.is_some());
     lanes.sort_by_key(|lane| (pinned(lane), *lane));
+    let stacked = lanes.len() > 1;
     let (mut base, mut widest) = (0_u64, 0);
     for lane in lanes {
         let coarsest = problem.buffers.iter().filter(|b| b.lane == lane).map(|b| b.align.get()).max().unwrap_or(1);
@@ -154,9 +168,12 @@ fn portfolio(
         // A hole between lanes is not part of either lane's bound.
         proof.optimal &= aligned == base;
         base = aligned;
+        bases.push((lane, base));
         let room = options.capacity.map(|capacity| capacity.get().saturating_sub(base));
         let lane = Lane { problem, lane, room, only, options, control };
         let Some(solved) = lane.solve(&mut offsets, base) else { return Ok(None) };
+        // Above a lane that might be smaller there might be more room.
+        refuted |= solved.refuted && proof.optimal;
         proof.optimal &= solved.optimal;
         proof.nodes += solved.nodes;
         proof.interrupted |= solved.interrupted;
@@ -166,8 +183,13 @@ fn portfolio(
         }
         base += solved.makespan;
     }
+    if stacked && (!problem.reserved.is_empty() || problem.buffers.iter().any(|buffer| buffer.fixed.is_some())) {
+        // Under what is fixed or reserved there may be bytes that its lane never uses and another could.
+        proof.optimal &= base <= lower_bound(problem).bytes.get();
+    }
     let offsets = offsets.into_iter().map(|offset| Offset::new(offset).expect("validate() bounds every offset"));
-    Ok(Some(Solved { placement: Placement { offsets: offsets.collect() }, proof }))
+    refuted |= proof.optimal && options.capacity.is_some_and(|capacity| base > capacity.get());
+    Ok(Some(Solved { placement: Placement { offsets: offsets.collect() }, proof, refuted, bases }))
 }
 
 /// The buffers of one lane, to be placed from a base.
@@ -186,6 +208,8 @@ struct Lane<'a> {
 struct Outcome {
     makespan: u64,
     optimal: bool,
+    /// Whether the room is proven too small.
+    refuted: bool,
     strategy: String,
     nodes: u64,
     interrupted: bool,
@@ -194,8 +218,10 @@ struct Outcome {
 impl Lane<'_> {
     fn solve(&self, offsets: &mut [u64], base: u64) -> Option<Outcome> {
         let (strategy, nodes, interrupted) = ("none".to_owned(), 0, false);
-        let mut lane = Outcome { makespan: self.floor(), optimal: true, strategy, nodes, interrupted };
-        for part in sweep::partitions(self.problem, self.lane) {
+        let (makespan, optimal) = (self.floor(), true);
+        let refuted = self.room.is_some_and(|room| makespan > room);
+        let mut lane = Outcome { makespan, optimal, refuted, strategy, nodes, interrupted };
+        for part in sweep::partitions(self.problem, self.lane, base) {
             // Nothing is gained below what an earlier part, or a single buffer, needs anyway.
             let goal = part.bound.max(lane.makespan / part.unit);
             let room = self.room.map(|room| room / part.unit);
@@ -209,6 +235,7 @@ impl Lane<'_> {
                 offsets[id as usize] = base + attempt.offsets[item] * part.unit;
             }
             lane.nodes += attempt.nodes;
+            lane.refuted |= attempt.refuted;
             lane.interrupted |= attempt.interrupted;
             if makespan > lane.makespan || lane.strategy == "none" {
                 // The part that needs most decides: the others could not make the lane smaller.
@@ -238,6 +265,7 @@ struct Attempt<'a> {
     offsets: Vec<u64>,
     makespan: u64,
     optimal: bool,
+    refuted: bool,
     strategy: String,
     nodes: u64,
     interrupted: bool,
@@ -257,6 +285,7 @@ impl<'a> Attempt<'a> {
             offsets,
             makespan,
             optimal,
+            refuted: room.is_some_and(|room| part.bound > room),
             strategy,
             nodes,
             interrupted,
@@ -268,12 +297,12 @@ impl<'a> Attempt<'a> {
             Effort::Quick => self.heuristics(&HEURISTICS[..QUICK_HEURISTICS]),
             Effort::Full => {
                 self.heuristics(&HEURISTICS);
-                if self.makespan > self.goal {
+                // What the search finds at once needs no improving.
+                self.search(&SEARCH_ORDERS, true);
+                if !self.is_enough() {
                     self.improve();
                 }
-                if self.makespan > self.goal {
-                    self.search(&SEARCH_ORDERS);
-                }
+                self.search(&SEARCH_ORDERS, false);
             }
         }
         self.close();
@@ -290,9 +319,17 @@ impl<'a> Attempt<'a> {
             Strategy::SqueakyWheel => self.improve(),
             Strategy::Search(order) => {
                 // The search lowers an answer; this one it can always lower.
-                let pile = pile(self.part);
-                self.keep(self.top(&pile), pile, || "pile".to_owned());
-                self.search(&[order]);
+                self.pile_up();
+                self.search(&[order], true);
+                self.search(&[order], false);
+            }
+            Strategy::Prove => {
+                self.pile_up();
+                for first in [true, false] {
+                    if !self.refuted {
+                        self.search(&SEARCH_ORDERS, first);
+                    }
+                }
             }
         }
         self.close();
@@ -306,7 +343,9 @@ impl<'a> Attempt<'a> {
 
     fn heuristics(&mut self, heuristics: &[Heuristic]) {
         self.say("trying orders");
-        let tries = self.race(
+        let tries = race(
+            self.threads(),
+            self.control.cancel,
             heuristics.len(),
             |index, stop| {
                 let offsets = if index == LAST_RESORT {
@@ -327,9 +366,13 @@ impl<'a> Attempt<'a> {
         }
         if self.offsets.len() != self.part.len() {
             // Every heuristic gave up or was stopped: items in a pile always fit.
-            let pile = pile(self.part);
-            self.keep(self.top(&pile), pile, || "pile".to_owned());
+            self.pile_up();
         }
+    }
+
+    fn pile_up(&mut self) {
+        let pile = pile(self.part);
+        self.keep(self.top(&pile), pile, || "pile".to_owned());
     }
 
     fn place(&self, heuristic: Heuristic, stop: &Stop<'_>) -> Option<Vec<u64>> {
@@ -348,7 +391,7 @@ impl<'a> Attempt<'a> {
         // A fit looks at pairs, far cheaper than a search node: a quarter of the budget's time at most.
         let budget = self.options.budget_nodes.saturating_mul(16);
         let Some(neighbours) = self.neighbours() else { return };
-        let stop = Stop { cancel: self.control.cancel, ..Stop::never() };
+        let stop = Stop::when(self.control.cancel);
         let (offsets, visits) = improve::squeaky_wheel(self.part, neighbours, self.goal, budget, &stop);
         self.nodes += visits / 16;
         if let Some(offsets) = offsets {
@@ -356,117 +399,41 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Probes the goal, where a tight capacity prunes most; then lowers the best by one unit until refuted.
-    fn search(&mut self, orders: &[order::Order]) {
-        let fits = |attempt: &Self| attempt.room.is_some_and(|room| attempt.makespan <= room);
-        if self.part.len() > MOST_SEARCHED_ITEMS || self.neighbours().is_none() || fits(self) {
+    /// The exact search by these orders, first at the goal, then (unless `first`) wherever the answer may be.
+    fn search(&mut self, orders: &[order::Order], first: bool) {
+        if self.part.len() > MOST_SEARCHED_ITEMS || self.is_enough() {
             return;
         }
-        let mut left = self.options.budget_nodes;
-        let mut floor = self.goal;
-        // With a capacity only that is asked for; it may be refuted where the goal alone would be too hard.
-        let first = self.room.map_or(self.goal, |room| room.max(self.goal));
-        let mut capacity = first.min(self.makespan - 1);
-        let mut share = left / 2;
-        while left > 0 && self.makespan > floor && !fits(self) {
-            let spent = self.probe(orders, capacity, &mut floor, share.min(left));
-            left -= spent.min(left);
-            if self.cancelled() {
-                return;
-            }
-            // After the first probe, what is left goes into the step below the best.
-            if capacity == self.makespan - 1 && self.makespan > floor && spent >= share {
-                return;
-            }
-            capacity = self.makespan.saturating_sub(1).max(floor);
-            share = left;
-        }
-        self.optimal |= self.makespan <= floor;
-    }
-
-    /// One capacity, by all search orders side by side with doubling budgets. A refutation raises `floor`.
-    fn probe(&mut self, orders: &[order::Order], capacity: u64, floor: &mut u64, budget: u64) -> u64 {
+        let Some(ground) = self.neighbours().and_then(|neighbours| Ground::new(self.part, neighbours)) else { return };
         self.say("searching");
-        let mut spent = 0;
-        let mut each = 64 * self.part.len() as u64;
-        while spent < budget && !self.cancelled() {
-            let each_now = each.min((budget - spent).div_ceil(orders.len() as u64));
-            let tries = self.race(
-                orders.len(),
-                |index, stop| {
-                    let rank = order::ranks(self.part, orders[index]);
-                    let neighbours = self.neighbours().expect("search() asked for them");
-                    search::search(self.part, neighbours, &rank, capacity, each_now, stop)
-                },
-                |(verdict, _)| *verdict != Verdict::Spent,
-            );
-            let (mut decided, mut gave_up) = (false, false);
-            for (order, (verdict, nodes)) in orders.iter().zip(tries) {
-                spent += nodes;
-                self.nodes += nodes;
-                match verdict {
-                    Verdict::Found(offsets) => {
-                        self.keep(self.top(&offsets), offsets, || Strategy::Search(order).name());
-                        decided = true;
-                    }
-                    Verdict::Refuted => {
-                        *floor = (*floor).max(capacity + 1);
-                        decided = true;
-                    }
-                    Verdict::Exhausted => gave_up = true,
-                    Verdict::Spent => {}
-                }
-            }
-            if gave_up {
-                // No budget changes this answer.
-                return budget;
-            }
-            if decided {
-                break;
-            }
-            each *= 2;
+        let (floor, ceiling, cancel) = (self.goal, self.makespan, self.control.cancel);
+        let (threads, best, nodes) = (self.control.threads, None, 0);
+        let mut exact = Exact { ground: &ground, orders, threads, cancel, floor, ceiling, best, nodes };
+        let budget = self.options.budget_nodes;
+        let budget = if first { budget / 4 } else { budget - budget / 4 };
+        match self.room.filter(|room| *room >= self.goal) {
+            // With a capacity only that is asked for; it may be refuted where the goal alone would be too hard.
+            Some(room) => _ = exact.probe(room, budget),
+            None if first => _ = exact.probe(self.goal, budget),
+            None => exact.close(budget),
         }
-        spent
+        let Exact { floor, best, nodes, .. } = exact;
+        self.nodes += nodes;
+        self.refuted |= self.room.is_some_and(|room| room >= self.goal && floor > room);
+        if let Some((offsets, order)) = best {
+            self.keep(self.top(&offsets), offsets, || Strategy::Search(order).name());
+        }
+        self.goal = self.goal.max(floor);
     }
 
-    /// Runs tasks `0..count` on the control's threads. Returns the results up to the first that is `done`; tasks after it
-    /// are stopped or never begun, those before it always finish, so the answer does not depend on time.
-    fn race<T: Send + Sync>(
-        &self,
-        count: usize,
-        task: impl Fn(usize, &Stop<'_>) -> T + Sync,
-        done: impl Fn(&T) -> bool + Sync,
-    ) -> Vec<T> {
-        let (next, first_done) = (AtomicUsize::new(0), AtomicUsize::new(count));
-        let results: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
-        let work = || {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= count || index > first_done.load(Ordering::Acquire) {
-                    return;
-                }
-                let result = task(index, &Stop { cancel: self.control.cancel, first_done: Some(&first_done), index });
-                if done(&result) {
-                    first_done.fetch_min(index, Ordering::AcqRel);
-                }
-                let fresh = results[index].set(result).is_ok();
-                assert!(fresh, "each task runs once");
-            }
-        };
+    /// Whether the best so far need not get better: nothing can, or it fits where that is all that was asked.
+    fn is_enough(&self) -> bool {
+        self.makespan <= self.goal || self.room.is_some_and(|room| self.makespan <= room)
+    }
+
+    fn threads(&self) -> usize {
         // Threads cost more than small parts do.
-        let threads = if self.part.len() < 512 { 1 } else { self.control.threads.clamp(1, count) };
-        std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
-        let kept = first_done.into_inner().saturating_add(1).min(count);
-        results
-            .into_iter()
-            .take(kept)
-            .map(|result| result.into_inner().expect("tasks up to the first done ran"))
-            .collect()
+        if self.part.len() < 512 { 1 } else { self.control.threads }
     }
 
     fn neighbours(&self) -> Option<&Neighbours> {
@@ -497,32 +464,13 @@ impl<'a> Attempt<'a> {
 /// The heuristic that runs even when cancelled, so that there is an answer: cheap on any input.
 const LAST_RESORT: usize = 1;
 
-/// Whether a running task should give up.
-pub struct Stop<'a> {
-    cancel: Option<&'a AtomicBool>,
-    first_done: Option<&'a AtomicUsize>,
-    index: usize,
-}
-
-impl Stop<'_> {
-    /// Never.
-    fn never() -> Self {
-        Self { cancel: None, first_done: None, index: 0 }
-    }
-
-    /// Whether to give up now: the caller cancelled, or a task with a lower number is done.
-    pub fn now(&self) -> bool {
-        self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed))
-            || self.first_done.is_some_and(|first| first.load(Ordering::Relaxed) < self.index)
-    }
-}
-
 impl Strategy {
     fn name(self) -> String {
         match self {
             Self::Heuristic(heuristic) => heuristic.name(),
             Self::SqueakyWheel => "squeaky-wheel".to_owned(),
             Self::Search(order) => format!("search/{order}"),
+            Self::Prove => "search".to_owned(),
         }
     }
 }

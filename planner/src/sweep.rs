@@ -40,6 +40,8 @@ pub struct Partition {
     pub apart: Vec<(u32, u32)>,
     /// Item, and the units `[from, to)` of something fixed that it shares no byte with at any time.
     pub keep_off: Vec<(u32, u64, u64)>,
+    /// Units `[from, to)` that no item may take at any time, ascending and apart; empty ones are borders not to be crossed.
+    pub reserved: Vec<(u64, u64)>,
     /// The load of each section, obstacles included.
     pub load: Vec<u64>,
     /// No placement of the items ends below this.
@@ -83,7 +85,7 @@ impl Partition {
     }
 
     /// What the item uses in which sections.
-    pub fn shape(&self, item: usize) -> impl Iterator<Item = Rect> + '_ {
+    pub fn shape(&self, item: usize) -> impl Iterator<Item = Rect> + Clone + '_ {
         let (whole, rects) = match &self.gaps {
             None => (Some(self.hull(item)), &[][..]),
             Some(gaps) => (None, &gaps.rects[gaps.start[item] as usize..gaps.start[item + 1] as usize]),
@@ -98,7 +100,12 @@ impl Partition {
 
     /// Whether every item uses all its bytes in all its sections, and nothing else constrains it.
     pub fn is_plain(&self) -> bool {
-        self.gaps.is_none() && self.obstacles.is_empty() && self.apart.is_empty() && self.keep_off.is_empty()
+        self.gaps.is_none() && self.apart.is_empty() && self.is_open()
+    }
+
+    /// Whether nothing but other items restricts where an item may lie.
+    pub fn is_open(&self) -> bool {
+        self.obstacles.is_empty() && self.keep_off.is_empty() && self.reserved.is_empty()
     }
 
     /// Whether every item uses all its bytes in all its sections.
@@ -131,13 +138,16 @@ impl Partition {
             .iter()
             .filter(|(kept, from, to)| *kept as usize == item && meets(hull, *from, *to))
             .map(|(_, _, to)| *to);
-        timed.chain(always).max()
+        // The lowest that ends above the offset: those before it are out of the way.
+        let place = self.reserved.partition_point(|&(_, to)| to <= offset);
+        let reserved = self.reserved.get(place).filter(|(from, to)| meets(hull, *from, *to)).map(|(_, to)| *to);
+        timed.chain(always).chain(reserved).max()
     }
 
     /// The lowest offset not below `at` at which the item is aligned and meets no obstacle.
     pub fn lowest_fit(&self, item: usize, at: u64) -> u64 {
         let mut offset = self.aligned(item, at);
-        if self.obstacles.is_empty() && self.keep_off.is_empty() {
+        if self.is_open() {
             return offset;
         }
         loop {
@@ -153,8 +163,9 @@ impl Partition {
 const OUTSIDE: u32 = u32::MAX;
 const FIXED: u32 = u32::MAX - 1;
 
-/// The independent sub-problems of the buffers of one lane, the one with the highest bound first.
-pub fn partitions(problem: &Problem, lane: u32) -> Vec<Partition> {
+/// The independent sub-problems of the buffers of one lane whose offsets count from `base`, the one with the highest bound
+/// first.
+pub fn partitions(problem: &Problem, lane: u32, base: u64) -> Vec<Partition> {
     let members: Vec<u32> = (0_u32..)
         .zip(&problem.buffers)
         .filter(|(_, buffer)| buffer.lane == lane && !buffer.size.is_zero())
@@ -168,11 +179,11 @@ pub fn partitions(problem: &Problem, lane: u32) -> Vec<Partition> {
         })
         .collect();
     let apart = pairs_inside(problem, &members);
-    let mut parts: Vec<Partition> = cut(&hulls, &apart)
-        .iter()
-        .map(|group| build(problem, &members, &rects, &start, &hulls, &apart, group))
-        .filter(|part| part.len() > 0)
-        .collect();
+    let reserved = reserved_above(problem, base);
+    let (members, rects, start, hulls) = (&members, &rects, &start, &hulls);
+    let compressed = Compressed { problem, members, rects, start, hulls, apart: &apart, reserved: &reserved };
+    let mut parts: Vec<Partition> =
+        cut(hulls, &apart).iter().map(|group| build(&compressed, group)).filter(|part| part.len() > 0).collect();
     parts.sort_by_key(|part| std::cmp::Reverse(part.bound * part.unit));
     parts
 }
@@ -243,22 +254,33 @@ fn cut(hulls: &[(u32, u32)], apart: &[(u32, u32)]) -> Vec<Vec<u32>> {
     groups
 }
 
-fn build(
-    problem: &Problem,
-    members: &[u32],
-    rects: &[Rect],
-    start: &[u32],
-    hulls: &[(u32, u32)],
-    apart: &[(u32, u32)],
-    group: &[u32],
-) -> Partition {
+/// The members of a lane, time compressed.
+struct Compressed<'a> {
+    problem: &'a Problem,
+    /// Indices of the buffers.
+    members: &'a [u32],
+    /// Their rectangles, and where those of each member begin.
+    rects: &'a [Rect],
+    start: &'a [u32],
+    /// First section of each member and the first after it.
+    hulls: &'a [(u32, u32)],
+    /// Pairs of members kept apart.
+    apart: &'a [(u32, u32)],
+    /// What is reserved, in bytes from the lane's base.
+    reserved: &'a [(u64, u64)],
+}
+
+fn build(lane: &Compressed<'_>, group: &[u32]) -> Partition {
+    let Compressed { problem, members, rects, start, hulls, apart, reserved } = *lane;
     let base = group.iter().map(|&m| hulls[m as usize].0).min().unwrap_or(0);
     let sections = group.iter().map(|&m| hulls[m as usize].1).max().unwrap_or(0).saturating_sub(base);
     let own = |member: u32| &rects[start[member as usize] as usize..start[member as usize + 1] as usize];
     let buffer = |member: u32| &problem.buffers[members[member as usize] as usize];
 
-    let unit = group.iter().flat_map(|&m| quanta(buffer(m), own(m))).fold(0, gcd).max(1);
+    let closed = reserved.iter().flat_map(|&(from, to)| [from, to]);
+    let unit = group.iter().flat_map(|&m| quanta(buffer(m), own(m))).chain(closed).fold(0, gcd).max(1);
     let mut part = Partition { unit, ..Partition::default() };
+    part.reserved = reserved.iter().map(|&(from, to)| (from / unit, to / unit)).collect();
     let mut change = vec![0_u64; sections as usize + 1];
     let mut gaps = Gaps { start: vec![0], ..Gaps::default() };
     let mut item_of = vec![OUTSIDE; if apart.is_empty() { 0 } else { hulls.len() }];
@@ -314,6 +336,11 @@ fn build(
         .collect();
     let greatest = |values: &[u64]| values.iter().copied().max().unwrap_or(0);
     part.bound = greatest(&part.load).max(greatest(&part.size));
+    if !part.reserved.is_empty() {
+        part.bound = lifted(&part.reserved, part.bound);
+        let own_top = |item: usize| part.lowest_fit(item, 0) + part.size[item];
+        part.bound = part.bound.max((0..part.len()).map(own_top).max().unwrap_or(0));
+    }
     part
 }
 
@@ -321,6 +348,29 @@ fn build(
 fn quanta(buffer: &Buffer, rects: &[Rect]) -> impl Iterator<Item = u64> {
     let own = [buffer.size.get(), buffer.align.get(), buffer.fixed.map_or(0, Offset::get)];
     own.into_iter().chain(rects.iter().flat_map(|rect| [rect.from, rect.to]))
+}
+
+/// The lowest level below which so many units are not reserved.
+fn lifted(reserved: &[(u64, u64)], units: u64) -> u64 {
+    reserved.iter().fold(units, |level, &(from, to)| if from < level { level + (to - from) } else { level })
+}
+
+/// What is reserved above a base, from there; ascending, and what overlaps joined.
+fn reserved_above(problem: &Problem, base: u64) -> Vec<(u64, u64)> {
+    let above = |at: Offset| at.get().saturating_sub(base);
+    let mut spans: Vec<(u64, u64)> =
+        problem.reserved.iter().map(|span| (above(span.from), above(span.to))).filter(|(_, to)| *to > 0).collect();
+    spans.sort_unstable();
+    let mut joined: Vec<(u64, u64)> = Vec::with_capacity(spans.len());
+    for (from, to) in spans {
+        match joined.last_mut() {
+            Some(before) if from < before.1 || (before.0, before.1) == (from, to) => before.1 = before.1.max(to),
+            // A border where a range ends forbids nothing more.
+            Some(before) if from == to && from == before.1 => {}
+            _ => joined.push((from, to)),
+        }
+    }
+    joined
 }
 
 fn span_kept_off(fixed: &Buffer, item: u32, unit: u64) -> (u32, u64, u64) {
@@ -337,7 +387,7 @@ mod tests {
     use terrace_profiles::units::{Align, Bytes, Interval};
 
     use super::*;
-    use crate::problem::Piece;
+    use crate::problem::{Piece, Reserved};
 
     fn buffer(start: u64, end: u64, size: u64) -> Buffer {
         let life = Interval::new(Tick(start), Tick(end)).unwrap();
@@ -347,7 +397,7 @@ mod tests {
     #[test]
     fn the_drawing_at_the_top_is_true() {
         let buffers = vec![buffer(0, 9, 4), buffer(3, 18, 4), buffer(12, 15, 8), buffer(20, 23, 2)];
-        let parts = partitions(&Problem { buffers, apart: vec![] }, 0);
+        let parts = partitions(&Problem { buffers, ..Problem::default() }, 0, 0);
         assert_eq!(parts.len(), 2);
         assert_eq!((&parts[0].first[..], &parts[0].last[..]), (&[0, 0, 1][..], &[1, 2, 2][..]));
         assert_eq!(parts[0].ids, [0, 1, 2]);
@@ -361,14 +411,14 @@ mod tests {
         for buffer in &mut buffers {
             buffer.align = Align::DEFAULT;
         }
-        let parts = partitions(&Problem { buffers, apart: vec![] }, 0);
+        let parts = partitions(&Problem { buffers, ..Problem::default() }, 0, 0);
         assert_eq!((parts[0].unit, &parts[0].size[..], &parts[0].align[..]), (512, &[2, 3][..], &[1, 1][..]));
     }
 
     #[test]
     fn a_pair_kept_apart_is_not_partitioned() {
         let buffers = vec![buffer(0, 1, 4), buffer(5, 6, 4)];
-        let parts = partitions(&Problem { buffers, apart: vec![(0, 1)] }, 0);
+        let parts = partitions(&Problem { buffers, apart: vec![(0, 1)], ..Problem::default() }, 0, 0);
         assert_eq!(parts.len(), 1);
         assert_eq!(parts[0].apart, [(0, 1)]);
     }
@@ -377,10 +427,24 @@ mod tests {
     fn fixed_buffers_become_obstacles_that_items_rise_above() {
         let mut fixed = buffer(2, 4, 10);
         fixed.fixed = Offset::new(5);
-        let parts = partitions(&Problem { buffers: vec![buffer(0, 6, 8), fixed], apart: vec![] }, 0);
+        let parts = partitions(&Problem { buffers: vec![buffer(0, 6, 8), fixed], ..Problem::default() }, 0, 0);
         assert_eq!(parts[0].len(), 1);
         assert_eq!(parts[0].lowest_fit(0, 0), 15);
         assert_eq!(parts[0].bound, 18);
+    }
+
+    #[test]
+    fn what_is_reserved_lifts_the_bound_and_borders_are_not_crossed() {
+        let reserved = [(4, 6), (5, 8), (8, 8), (12, 12)];
+        let reserved =
+            reserved.map(|(from, to)| Reserved { from: Offset::new(from).unwrap(), to: Offset::new(to).unwrap() });
+        let buffers = vec![buffer(0, 2, 3), buffer(0, 2, 3), buffer(0, 2, 4)];
+        let problem = Problem { buffers, reserved: reserved.to_vec(), ..Problem::default() };
+        let parts = partitions(&problem, 0, 0);
+        assert_eq!(parts[0].reserved, [(4, 8), (12, 12)]);
+        assert_eq!(parts[0].bound, 14);
+        assert_eq!((parts[0].lowest_fit(0, 0), parts[0].lowest_fit(0, 2), parts[0].lowest_fit(2, 9)), (0, 8, 12));
+        assert_eq!(partitions(&problem, 0, 10)[0].reserved, [(2, 2)]);
     }
 
     #[test]
@@ -392,7 +456,7 @@ mod tests {
             to: Bytes::new(4).unwrap(),
         };
         gapped.pieces = Box::new([piece(0, 3), piece(6, 9)]);
-        let parts = partitions(&Problem { buffers: vec![gapped, buffer(3, 6, 4)], apart: vec![] }, 0);
+        let parts = partitions(&Problem { buffers: vec![gapped, buffer(3, 6, 4)], ..Problem::default() }, 0, 0);
         assert_eq!(parts[0].load, [4, 4, 4]);
         assert_eq!(parts[0].shape(0).map(|r| (r.first, r.last)).collect::<Vec<_>>(), [(0, 1), (2, 3)]);
         assert!(!parts[0].is_solid() && !parts[0].is_windowed());

@@ -134,6 +134,89 @@ fn the_report_of_a_small_profile_that_does_not_fit() {
 }
 
 #[test]
+fn a_plan_made_again_keeps_its_offsets() {
+    let (folder, small) = workbench();
+    let saved = string(&folder.path().join("small.plan"));
+    assert_eq!(plan(&["solve", &string(&small), "-o", &saved]).status, DONE);
+    let ran = plan(&["solve", "--keep", &saved, &string(&small)]);
+    assert_eq!((ran.status, ran.err.as_str()), (DONE, ""));
+    let kept = ran.text().lines().find(|line| line.contains("offsets kept")).unwrap().to_owned();
+    let counts: Vec<&str> = kept.split(' ').collect();
+    let at = counts.iter().position(|word| *word == "offsets").unwrap();
+    assert_eq!(counts[at - 3], counts[at - 1], "all of them: {kept}");
+    let ran = plan(&["solve", "--keep", &saved, &string(&small), &string(&small)]);
+    assert_eq!(ran.status, BAD_INPUT);
+}
+
+#[test]
+fn reserved_bytes_and_cuts_between_segments_stay_free() {
+    let (folder, _) = workbench();
+    let csv = folder.path().join("four.csv");
+    fs::write(&csv, "id,lower,upper,size\na,0,2,600\nb,0,2,600\nc,0,2,300\nd,0,2,120\n").unwrap();
+    let solve =
+        |more: &[&str]| plan(&[&["solve", "--align", "1", "--format", "json"], more, &[&string(&csv)]].concat());
+    let makespan = |more: &[&str]| solve(more).json()[0]["makespan"].as_u64().unwrap();
+    assert_eq!(makespan(&[]), 1620);
+    assert_eq!(makespan(&["--reserve", "0..1KiB"]), 1024 + 1620);
+    assert_eq!(makespan(&["--segment", "1000"]), 1000 + 600 + 120);
+    assert_eq!(makespan(&["--segment", "1000", "--reserve", "500..600"]), 2000 + 600);
+    let refused = |more: &[&str], sentence: &str| {
+        let ran = solve(more);
+        assert_eq!(ran.status, BAD_INPUT);
+        assert!(ran.err.contains(sentence), "{}", ran.err);
+    };
+    refused(&["--segment", "500"], "buffer 0 takes 600 B, rounded up, more than the largest segment of 500 B");
+    refused(&["--reserve", "9..3"], "'9..3' is not a range of bytes");
+}
+
+#[test]
+fn several_memories_are_filled_in_order_and_the_report_says_how() {
+    let (folder, _) = workbench();
+    let csv = folder.path().join("four.csv");
+    fs::write(&csv, "id,lower,upper,size\na,0,2,600\nb,0,2,600\nc,0,2,300\nd,0,2,120\n").unwrap();
+    let solve =
+        |more: &[&str]| plan(&[&["solve", "--align", "1", "--format", "json"], more, &[&string(&csv)]].concat());
+    let ran = solve(&["--space", "800", "--space", "1400/700"]);
+    assert_eq!(ran.status, DONE);
+    let spaces = ran.json()[0]["spaces"].clone();
+    let bytes = |space: usize| spaces[space]["bytes"].as_u64().unwrap();
+    assert_eq!((&spaces[0]["capacity"], &spaces[1]["offset"]), (&800.into(), &800.into()));
+    assert!(bytes(0) <= 800 && bytes(1) <= 1400 && bytes(0) + bytes(1) >= 1620, "{spaces}");
+    // 600, 600 and 300 need a piece each.
+    let ran = solve(&["--space", "800", "--space", "800"]);
+    assert_eq!((ran.status, ran.json()[0]["proven_not_to_fit"].as_bool()), (FINDING, Some(true)));
+    let ran = solve(&["--space", "500", "--space", "2000/500"]);
+    assert_eq!(ran.status, BAD_INPUT);
+    assert!(ran.err.contains("buffer 0 takes 600 B"), "{}", ran.err);
+    let text = plan(&["solve", "--align", "1", "--space", "1KiB", "--space", "1KiB", &string(&csv)]);
+    assert!(text.text().contains("2 spaces, filled in this order"), "{}", text.text());
+}
+
+#[test]
+fn the_offline_plan_of_tflite_holds_the_offset_of_each_tensor() {
+    let (folder, small) = workbench();
+    let csv = folder.path().join("model.csv");
+    fs::write(&csv, "id,lower,upper,size\n0,0,2,64\n3,1,4,32\n1,2,5,48\n").unwrap();
+    let metadata = string(&folder.path().join("plan.bin"));
+    let ran = plan(&["solve", "--align", "16", "--format", "tflite", "--output", &metadata, &string(&csv)]);
+    assert_eq!((ran.status, ran.err.as_str()), (DONE, ""));
+    let bytes = fs::read(&metadata).unwrap();
+    let words: Vec<i32> = bytes.chunks_exact(4).map(|word| i32::from_le_bytes(word.try_into().unwrap())).collect();
+    assert_eq!(
+        (&words[..3], words.len(), words[5]),
+        (&[1, 0, 4][..], 7, -1),
+        "version, subgraph, tensors; no tensor 2"
+    );
+    let (zero, one, three) = (words[3], words[4], words[6]);
+    assert!([zero, one, three].iter().all(|offset| offset % 16 == 0 && (0..96).contains(offset)), "{words:?}");
+    assert!(three >= zero + 64 || zero >= three + 32, "tensors 0 and 3 meet: {words:?}");
+    assert!(three >= one + 48 || one >= three + 32, "tensors 1 and 3 meet: {words:?}");
+    let ran = plan(&["solve", "--format", "tflite", &string(&small)]);
+    assert_eq!(ran.status, BAD_INPUT);
+    assert!(ran.err.contains("does not end in the number of a tensor"), "{}", ran.err);
+}
+
+#[test]
 fn json_says_what_scripts_need() {
     let (_folder, small) = workbench();
     let ran = plan(&["solve", "--format", "json", &string(&small), &string(&small)]);

@@ -2,8 +2,9 @@
 
 use terrace_planner::check::{Violation, check};
 use terrace_planner::problem::{Placement, Problem};
-use terrace_planner::solve::{Control, Solved, solve, solve_with, strategy_names};
-use terrace_planner::{Options, Plan, Verdict, bound, plan};
+use terrace_planner::solve::{Control, Solved, culprits, solve, solve_keeping, solve_with, strategy_names};
+use terrace_planner::spaces::Space;
+use terrace_planner::{Options, Plan, Verdict, bound, plan, replan};
 use terrace_profiles::units::{Align, Bytes, Offset};
 use terrace_tests::generate::{self, Features, Random};
 use terrace_tests::{corpus, oracle};
@@ -22,7 +23,11 @@ fn two_threads() -> Control<'static> {
 
 /// Solves and holds the answer against the optimum that an oracle knows.
 fn against_optimum(problem: &Problem, optimum: u64, case: &str) -> Solved {
-    let solved = solve(problem, &options(20_000), &two_threads()).unwrap();
+    against_optimum_within(20_000, problem, optimum, case)
+}
+
+fn against_optimum_within(budget_nodes: u64, problem: &Problem, optimum: u64, case: &str) -> Solved {
+    let solved = solve(problem, &options(budget_nodes), &two_threads()).unwrap();
     let makespan = solved.placement.makespan(problem).get();
     assert_eq!(check(problem, &solved.placement, None), Ok(()), "{case}");
     assert!(oracle::is_valid(problem, &offsets(&solved.placement)), "{case}");
@@ -49,12 +54,16 @@ fn up_to_eight_buffers_are_solved_to_the_optimum_that_all_orders_of_first_fit_gi
 
 #[test]
 fn constraints_hold_and_optima_agree_with_all_orders_of_first_fit() {
-    let all = Features { aligns: true, gaps: true, fixed: true, lanes: false, apart: true, windows: false };
+    let all =
+        Features { aligns: true, gaps: true, fixed: true, lanes: false, apart: true, windows: false, reserved: true };
     let each = [
         Features { aligns: true, ..Features::default() },
         Features { gaps: true, ..Features::default() },
         Features { fixed: true, ..Features::default() },
         Features { apart: true, ..Features::default() },
+        Features { reserved: true, ..Features::default() },
+        Features { reserved: true, aligns: true, gaps: true, ..Features::default() },
+        Features { lanes: true, reserved: true, ..Features::default() },
         Features { lanes: true, aligns: true, gaps: true, ..Features::default() },
         all,
     ];
@@ -83,7 +92,8 @@ fn partly_used_buffers_agree_with_trying_every_offset() {
 fn the_two_oracles_agree() {
     for seed in 0..60 {
         let mut random = Random::new(seed);
-        let features = Features { aligns: true, gaps: true, apart: true, ..Features::default() };
+        let features =
+            Features { aligns: true, gaps: true, apart: true, reserved: seed % 2 == 0, ..Features::default() };
         let problem = generate::problem(&mut random, 4, 4, 6, features);
         assert_eq!(oracle::exhaustive_optimum(&problem), oracle::ordered_optimum(&problem), "seed {seed}");
     }
@@ -91,7 +101,8 @@ fn the_two_oracles_agree() {
 
 #[test]
 fn every_strategy_passes_the_check_on_random_problems_with_every_constraint() {
-    let features = Features { aligns: true, gaps: true, windows: true, fixed: true, lanes: false, apart: true };
+    let features =
+        Features { aligns: true, gaps: true, windows: true, fixed: true, lanes: false, apart: true, reserved: true };
     for seed in 0..40 {
         let mut random = Random::new(seed);
         let problem = generate::problem(&mut random, 40, 50, 30, features);
@@ -175,6 +186,40 @@ fn public_instances_reach_what_was_promised() {
     }
 }
 
+/// The instances of minimalloc's paper, A to K, with their letters.
+fn challenging() -> Vec<(char, Problem)> {
+    let paths = corpus::instances().into_iter().filter(|path| path.to_string_lossy().contains("1048576"));
+    let letter = |path: &std::path::Path| path.file_name().unwrap().to_string_lossy().chars().next().unwrap();
+    let mut problems: Vec<_> = paths.map(|path| (letter(&path), problem_of(&path, Align::ONE))).collect();
+    problems.sort_by_key(|(letter, _)| *letter);
+    assert_eq!(problems.iter().map(|(letter, _)| letter).collect::<String>(), "ABCDEFGHIJK");
+    problems
+}
+
+#[test]
+fn a_to_k_fit_into_a_mebibyte_within_few_nodes() {
+    let capacity = Bytes::new(1 << 20);
+    let mut nodes = 0;
+    for (letter, problem) in challenging() {
+        let solved = solve(&problem, &Options { capacity, ..options(1_000_000) }, &two_threads()).unwrap();
+        assert_eq!(check(&problem, &solved.placement, capacity), Ok(()), "{letter}");
+        nodes += solved.proof.nodes;
+    }
+    // 442,000 is what a prototype of minimalloc's own search took.
+    assert!(nodes <= 250_000, "{nodes} nodes");
+}
+
+#[test]
+fn nine_of_a_to_k_are_proven_optimal() {
+    for (letter, problem) in challenging() {
+        let optimum = if letter == 'C' { 1_039_360 } else { 1 << 20 };
+        if !['D', 'J'].contains(&letter) {
+            let solved = against_optimum_within(1_000_000, &problem, optimum, &letter.to_string());
+            assert!(solved.proof.optimal, "{letter}");
+        }
+    }
+}
+
 #[test]
 fn threads_never_change_the_answer() {
     for path in corpus::instances().into_iter().filter(|path| path.to_string_lossy().contains("minimalloc")) {
@@ -252,6 +297,159 @@ fn a_capacity_below_the_bound_is_refused_with_its_witness() {
     let witness = &bound.witness[0];
     let sizes = witness.buffers.iter().map(|&index| refusal.best.problem().buffers[index as usize].size.get());
     assert_eq!(sizes.sum::<u64>(), bound.bytes.get(), "the witness adds up to the bound");
+    let culprits = refusal.culprits.expect("a refutation names its culprits");
+    let mut sizes: Vec<u64> =
+        culprits.buffers.iter().map(|&index| refusal.best.problem().buffers[index as usize].size.get()).collect();
+    sizes.sort_unstable();
+    assert!(culprits.minimal && sizes.iter().sum::<u64>() > 8 << 30);
+    assert!(sizes[1..].iter().sum::<u64>() <= 8 << 30, "without the smallest they fit");
+}
+
+/// The problem of some of the buffers.
+fn only(problem: &Problem, keep: &[u32]) -> Problem {
+    let place = |index: u32| keep.iter().position(|&kept| kept == index).map(|at| at as u32);
+    Problem {
+        buffers: keep.iter().map(|&index| problem.buffers[index as usize].clone()).collect(),
+        apart: problem.apart.iter().filter_map(|&(a, b)| Some((place(a)?, place(b)?))).collect(),
+        reserved: problem.reserved.clone(),
+    }
+}
+
+#[test]
+fn culprits_cannot_fit_and_each_of_them_is_needed() {
+    let each = [
+        Features::default(),
+        Features { aligns: true, ..Features::default() },
+        Features { gaps: true, fixed: true, ..Features::default() },
+        Features { reserved: true, ..Features::default() },
+        Features { apart: true, aligns: true, ..Features::default() },
+    ];
+    let (mut by_load, mut by_search) = (0, 0);
+    for (kind, features) in each.into_iter().enumerate() {
+        for seed in 0..150 {
+            let mut random = Random::new(7000 * kind as u64 + seed);
+            let count = 2 + random.below(6) as usize;
+            let problem = generate::problem(&mut random, count, 9, 9, features);
+            let optimum = oracle::ordered_optimum(&problem);
+            let Some(capacity) = optimum.checked_sub(1).and_then(Bytes::new) else { continue };
+            let options = Options { capacity: Some(capacity), ..options(20_000) };
+            let solved = solve(&problem, &options, &two_threads()).unwrap();
+            assert!(solved.refuted, "{features:?} seed {seed}");
+            let found = culprits(&problem, capacity, &options, &two_threads());
+            let what = format!("{features:?} seed {seed}: {found:?} of {problem:?} in {capacity}");
+            assert!(oracle::ordered_optimum(&only(&problem, &found.buffers)) > capacity.get(), "{what}");
+            assert!(found.minimal, "{what}");
+            for &spared in &found.buffers {
+                let rest: Vec<u32> = found.buffers.iter().copied().filter(|&index| index != spared).collect();
+                assert!(oracle::ordered_optimum(&only(&problem, &rest)) <= capacity.get(), "{spared} in {what}");
+            }
+            let loaded = bound::lower_bound(&problem).bytes > capacity;
+            (by_load, by_search) = (by_load + u32::from(loaded), by_search + u32::from(!loaded));
+        }
+    }
+    assert!(by_load > 300 && by_search > 20, "{by_load} by load, {by_search} by search");
+}
+
+/// The most wishes that any placement meets that ends at or below `room`.
+fn most_kept(problem: &Problem, wishes: &[Option<Offset>], room: u64) -> usize {
+    let subsets = 0_u32..1 << problem.buffers.len();
+    let pinned = subsets.filter_map(|subset| {
+        let mut problem = problem.clone();
+        for (index, buffer) in problem.buffers.iter_mut().enumerate().filter(|(index, _)| subset >> index & 1 == 1) {
+            buffer.fixed = Some(wishes[index].filter(|wish| wish.is_aligned(buffer.align))?);
+        }
+        let fixed: Vec<u32> = (0..problem.buffers.len() as u32).filter(|index| subset >> index & 1 == 1).collect();
+        let offsets: Vec<u64> = fixed.iter().map(|&index| wishes[index as usize].unwrap().get()).collect();
+        let fits = oracle::is_valid(&only(&problem, &fixed), &offsets) && oracle::ordered_optimum(&problem) <= room;
+        fits.then_some(fixed.len())
+    });
+    pinned.max().unwrap_or(0)
+}
+
+#[test]
+fn a_plan_made_again_keeps_nearly_all_that_can_stay_and_costs_nothing() {
+    let (mut kept, mut possible) = (0, 0);
+    for seed in 0..150 {
+        let mut random = Random::new(seed);
+        let mut features = Features { aligns: seed % 2 == 0, gaps: seed % 3 == 0, ..Features::default() };
+        (features.lanes, features.reserved) = (seed % 5 == 0, seed % 7 == 0);
+        let before = generate::problem(&mut random, 6, 8, 9, features);
+        let old = solve(&before, &options(5_000), &two_threads()).unwrap();
+        let (mut after, mut moved) = (before.clone(), old.placement.clone());
+        mutate(&mut random, &mut after, &mut moved);
+        let fresh = solve(&after, &options(5_000), &two_threads()).unwrap();
+        let wishes: Vec<Option<Offset>> = old.placement.offsets.iter().copied().map(Some).collect();
+        let (solved, met) = solve_keeping(&after, &wishes, &options(5_000), &two_threads()).unwrap();
+        let room = fresh.placement.makespan(&after);
+        assert_eq!(check(&after, &solved.placement, Some(room)), Ok(()), "seed {seed}");
+        let stayed = solved.placement.offsets.iter().zip(&old.placement.offsets).filter(|(new, old)| new == old);
+        assert_eq!(met, stayed.count(), "seed {seed}");
+        kept += met;
+        possible += most_kept(&after, &wishes, room.get());
+    }
+    assert!(kept <= possible && kept * 100 >= possible * 97, "{kept} kept, {possible} could be");
+}
+
+/// Whether buffers can be dealt to pieces of memory so that each deals with its own, by trying every deal.
+fn can_be_dealt(problem: &Problem, pieces: &[u64]) -> bool {
+    let (count, ways) = (problem.buffers.len() as u32, pieces.len() as u64);
+    (0..ways.pow(count)).any(|deal| {
+        (0..ways).all(|piece| {
+            let own: Vec<u32> = (0..count).filter(|&index| deal / ways.pow(index) % ways == piece).collect();
+            oracle::ordered_optimum(&only(problem, &own)) <= pieces[piece as usize]
+        })
+    })
+}
+
+#[test]
+fn several_memories_hold_what_some_deal_between_them_holds_and_nothing_else() {
+    let (mut fits, mut refuted) = (0, 0);
+    for seed in 0..600 {
+        let mut random = Random::new(seed);
+        let profile = generate::profile(&mut random, 6, 32);
+        let mut bytes = |least: u64| Bytes::new(least + random.below(40)).unwrap();
+        let spaces =
+            vec![Space { capacity: bytes(24), segment: None }, Space { capacity: bytes(30), segment: Some(bytes(24)) }];
+        let mut pieces = vec![spaces[0].capacity.get()];
+        let (mut left, segment) = (spaces[1].capacity.get(), spaces[1].segment.unwrap().get());
+        while left > 0 {
+            pieces.push(left.min(segment));
+            left -= left.min(segment);
+        }
+        let options = Options { spaces, ..options(20_000) };
+        let Ok(verdict) = plan(&profile, &options, &two_threads()) else { continue };
+        let plain = Problem { reserved: Vec::new(), ..verdict.best().problem().clone() };
+        assert_eq!(verdict.fits(), can_be_dealt(&plain, &pieces), "seed {seed}: {pieces:?} for {plain:?}");
+        match verdict {
+            Verdict::Fits(_) => fits += 1,
+            Verdict::DoesNotFit(refusal) => {
+                assert!(refusal.proven, "seed {seed}");
+                refuted += 1;
+            }
+        }
+    }
+    assert!(fits > 50 && refuted > 20, "{fits} fit, {refuted} do not");
+}
+
+#[test]
+fn nothing_moves_where_nothing_changed_and_little_where_one_buffer_grew() {
+    for path in corpus::recorded() {
+        let profile = corpus::read(&path);
+        let Verdict::Fits(old) = plan(&profile, &Options::default(), &two_threads()).unwrap() else { unreachable!() };
+        let again = replan(&profile, &old, &Options::default(), &two_threads()).unwrap();
+        assert_eq!(again.best().placement(), old.placement(), "{}", path.display());
+        let mut grown = old.problem().clone();
+        let smallest = (0..grown.buffers.len()).min_by_key(|&index| grown.buffers[index].size).unwrap();
+        let buffer = &mut grown.buffers[smallest];
+        buffer.size = Bytes::new(buffer.size.get() + buffer.align.get()).unwrap();
+        let wishes: Vec<Option<Offset>> = old.placement().offsets.iter().copied().map(Some).collect();
+        let fresh = solve(&grown, &Options::default(), &two_threads()).unwrap();
+        let (solved, met) = solve_keeping(&grown, &wishes, &Options::default(), &two_threads()).unwrap();
+        let all = grown.buffers.len();
+        let unmoved = fresh.placement.offsets.iter().zip(&old.placement().offsets).filter(|(a, b)| a == b).count();
+        assert!(solved.placement.makespan(&grown) <= fresh.placement.makespan(&grown), "{}", path.display());
+        assert!(met >= unmoved && met * 10 >= all * 9, "{met} of {all}, {unmoved} afresh: {}", path.display());
+    }
 }
 
 #[test]

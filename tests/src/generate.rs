@@ -1,6 +1,6 @@
 //! Random inputs, reproducible from a seed.
 
-use terrace_planner::problem::{Buffer, Piece, Problem};
+use terrace_planner::problem::{Buffer, Piece, Problem, Reserved};
 use terrace_profiles::units::{Align, Bytes, Interval, Offset, Tick};
 use terrace_profiles::{Action, BufferId, Event, LabelId, LaneId, Profile};
 
@@ -50,6 +50,8 @@ pub struct Features {
     pub lanes: bool,
     /// Pairs kept apart.
     pub apart: bool,
+    /// Reserved bytes and a border.
+    pub reserved: bool,
 }
 
 /// A problem of `count` buffers with sizes up to `largest` and ticks up to `ticks`.
@@ -86,7 +88,19 @@ pub fn problem(random: &mut Random, count: usize, largest: u64, ticks: u64, feat
             }
         }
     }
-    Problem { buffers, apart }
+    let reserved = if features.reserved { reserved(random, base, largest) } else { Vec::new() };
+    Problem { buffers, apart, reserved }
+}
+
+/// A range and a border, neither where something is fixed: all that ends at or below `base`.
+fn reserved(random: &mut Random, base: u64, largest: u64) -> Vec<Reserved> {
+    let mut between = |from, length| Reserved {
+        from: Offset::new(from).expect("small"),
+        to: Offset::new(from + random.below(length)).expect("small"),
+    };
+    let first = between(base + largest / 2, largest);
+    // Room for the largest buffer lies above both.
+    vec![first, between(first.to.get() + largest / 3, 1)]
 }
 
 /// Two stretches with a gap between, or, with windows, one in which only the middle bytes stay in use.
@@ -148,7 +162,7 @@ pub fn synth(count: u64, seed: u64) -> Problem {
         let lower = random.draw() % (2 * count);
         plain(size, lower, lower + length)
     });
-    Problem { buffers: buffers.collect(), apart: Vec::new() }
+    Problem { buffers: buffers.collect(), ..Problem::default() }
 }
 
 fn plain(size: u64, lower: u64, upper: u64) -> Buffer {

@@ -19,10 +19,21 @@ fn clash(problem: &Problem, a: usize, a_offset: u64, b: usize, b_offset: u64) ->
     })
 }
 
+/// Whether a buffer at that offset takes no reserved byte and has no border inside.
+fn is_free(problem: &Problem, buffer: &Buffer, offset: u64) -> bool {
+    let bytes = || offset..offset + buffer.size.get();
+    problem.reserved.iter().all(|reserved| {
+        let (from, to) = (reserved.from.get(), reserved.to.get());
+        bytes().all(|byte| byte < from || to <= byte) && bytes().skip(1).all(|byte| from < to || byte != from)
+    })
+}
+
 /// Whether every rule holds, by looking at all pairs.
 pub fn is_valid(problem: &Problem, offsets: &[u64]) -> bool {
     let alone = |(buffer, &offset): (&Buffer, &u64)| {
-        offset % buffer.align.get() == 0 && buffer.fixed.is_none_or(|fixed| fixed.get() == offset)
+        offset % buffer.align.get() == 0
+            && buffer.fixed.is_none_or(|fixed| fixed.get() == offset)
+            && is_free(problem, buffer, offset)
     };
     problem.buffers.iter().zip(offsets).all(alone)
         && (0..offsets.len()).all(|a| (0..a).all(|b| !clash(problem, a, offsets[a], b, offsets[b])))
@@ -31,8 +42,9 @@ pub fn is_valid(problem: &Problem, offsets: &[u64]) -> bool {
 /// The smallest makespan there is, by trying every offset of every buffer. For about five small buffers.
 pub fn exhaustive_optimum(problem: &Problem) -> u64 {
     let sum: u64 = problem.buffers.iter().map(|buffer| buffer.size.get() + buffer.align.get()).sum();
-    let highest = problem.buffers.iter().filter_map(|b| b.fixed).map(Offset::get).max().unwrap_or(0);
-    let mut best = sum + highest + 1;
+    let closed = problem.reserved.iter().map(|reserved| reserved.to);
+    let highest = problem.buffers.iter().filter_map(|b| b.fixed).chain(closed).map(Offset::get).max().unwrap_or(0);
+    let mut best = 2 * sum + highest + 1;
     deepen(problem, &mut Vec::new(), 0, &mut best);
     best
 }
@@ -48,7 +60,8 @@ fn deepen(problem: &Problem, offsets: &mut Vec<u64>, makespan: u64, best: &mut u
     };
     let mut offset = buffer.fixed.map_or(0, Offset::get);
     while offset + buffer.size.get() < *best {
-        if (0..index).all(|other| !clash(problem, index, offset, other, offsets[other])) {
+        let free = is_free(problem, buffer, offset);
+        if free && (0..index).all(|other| !clash(problem, index, offset, other, offsets[other])) {
             offsets.push(offset);
             deepen(problem, offsets, makespan.max(offset + buffer.size.get()), best);
             offsets.pop();
@@ -84,10 +97,12 @@ fn permute(problem: &Problem, offsets: &mut Vec<Option<u64>>, count: usize, make
         complete = false;
         let buffer = &problem.buffers[index];
         let placed = |offsets: &[Option<u64>], at: u64| {
-            (0..count).all(|other| offsets[other].is_none_or(|offset| !clash(problem, index, at, other, offset)))
+            is_free(problem, buffer, at)
+                && (0..count).all(|other| offsets[other].is_none_or(|offset| !clash(problem, index, at, other, offset)))
         };
-        // A lowest fit lies at the base or just above something placed.
+        // A lowest fit lies at the base or just above something placed or reserved.
         let tops = (0..count).filter_map(|other| offsets[other].map(|at| at + problem.buffers[other].size.get()));
+        let tops = tops.chain(problem.reserved.iter().map(|reserved| reserved.to.get()));
         let mut candidates: Vec<u64> = tops.chain([0]).map(|at| at.next_multiple_of(buffer.align.get())).collect();
         candidates.sort_unstable();
         let lowest = candidates.into_iter().find(|&at| placed(offsets, at)).expect("above everything there is room");

@@ -7,11 +7,13 @@ use clap::{Parser, Subcommand, ValueEnum};
 use terrace_profiles::kv;
 use terrace_profiles::serving::{self, MambaMode, Share};
 use terrace_profiles::synth::{Engine, Lifetimes, Part};
-use terrace_profiles::units::{Align, Bytes};
+use terrace_profiles::units::{Align, Bytes, Offset};
 use terrace_profiles::{Limits, StepSelector, import};
 
 use crate::options::{DEFAULT_BUDGET_NODES, FreeRule, LaneRule, Options};
+use crate::problem::Reserved;
 use crate::report::ReportFormat;
+use crate::spaces::Space;
 
 /// Plan every byte an inference forward needs, before it runs
 #[derive(Debug, Parser)]
@@ -114,13 +116,26 @@ pub struct Solve {
     /// Threads; the plan is the same for any number [default: all cores]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Keep as many offsets of this older plan as the arena's size allows
+    #[arg(long, value_name = "PLAN")]
+    pub keep: Option<PathBuf>,
+    /// Bytes that no buffer may take, such as 0..4KiB; may be given several times
+    #[arg(long, value_name = "FROM..TO", value_parser = reserved)]
+    pub reserve: Vec<Reserved>,
+    /// The largest piece of memory there is: the arena is cut into such, and no buffer lies across a cut
+    #[arg(long, value_name = "BYTES")]
+    pub segment: Option<Bytes>,
+    /// A memory that the arena is made of, such as 256KiB, or 2MiB/1MiB for 2 MiB in segments of at most 1 MiB; may be given
+    /// several times, the one to fill first first
+    #[arg(long, value_name = "BYTES[/SEGMENT]", value_parser = space)]
+    pub space: Vec<Space>,
     /// When buffers of different streams may share bytes
     #[arg(long, value_name = "RULE", default_value = "separate")]
     pub lanes: Lanes,
     /// Which free ends a buffer's life
     #[arg(long, value_name = "RULE", default_value = "completed")]
     pub free: Free,
-    /// The report: text, json, html, svg, dot or torch-snapshot
+    /// The report: text, json, html, svg, dot, torch-snapshot or tflite (offline plan of TensorFlow Lite Micro)
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub format: ReportFormat,
     /// Where the report goes [default: standard output]
@@ -138,7 +153,7 @@ pub struct Show {
     /// The plan; - for standard input
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
-    /// The report: text, json, html, svg, dot or torch-snapshot
+    /// The report: text, json, html, svg, dot, torch-snapshot or tflite (offline plan of TensorFlow Lite Micro)
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub format: ReportFormat,
     /// Where the report goes [default: standard output]
@@ -320,6 +335,9 @@ impl Solve {
         Options {
             align: self.align,
             capacity: self.capacity,
+            reserved: self.reserve.clone(),
+            segment: self.segment,
+            spaces: self.space.clone(),
             lanes: match self.lanes {
                 Lanes::Separate => LaneRule::Separate,
                 Lanes::Ordered => LaneRule::Ordered,
@@ -342,6 +360,7 @@ impl Solve {
     pub fn one_problem(&self) -> Option<String> {
         match (&self.plan, self.format) {
             (Some(_), _) => Some("-o".to_owned()),
+            _ if self.keep.is_some() => Some("--keep".to_owned()),
             (None, ReportFormat::Text | ReportFormat::Json) => None,
             (None, format) => Some(format!("--format {format}")),
         }
@@ -357,7 +376,7 @@ impl Solve {
             let format = self.format;
             return Err(format!("--caching adds to a text or json report, and --format {format} has no place for it"));
         }
-        if self.inputs.iter().filter(|input| is_dash(input)).count() > 1 {
+        if self.inputs.iter().chain(&self.keep).filter(|input| is_dash(input)).count() > 1 {
             return Err("standard input can be read once; name - once".to_owned());
         }
         Ok(())
@@ -366,6 +385,22 @@ impl Solve {
 
 fn kv_format(name: &str) -> Result<kv::Format, String> {
     kv::Format::named(name).map_err(|error| error.to_string())
+}
+
+/// Reads `256KiB` or `2MiB/1MiB`.
+fn space(text: &str) -> Result<Space, String> {
+    let bytes = |text: &str| text.parse::<Bytes>().map_err(|error| error.to_string());
+    let (capacity, segment) = text.split_once('/').map_or((text, None), |(all, part)| (all, Some(part)));
+    Ok(Space { capacity: bytes(capacity)?, segment: segment.map(bytes).transpose()? })
+}
+
+/// Reads `0..4KiB`.
+fn reserved(text: &str) -> Result<Reserved, String> {
+    let wrong = || format!("'{text}' is not a range of bytes: write it as 0..4KiB, the smaller first");
+    let (from, to) = text.split_once("..").ok_or_else(wrong)?;
+    let offset = |text: &str| text.parse::<Bytes>().ok().and_then(|bytes| Offset::new(bytes.get())).ok_or_else(wrong);
+    let reserved = Reserved { from: offset(from)?, to: offset(to)? };
+    if reserved.from < reserved.to { Ok(reserved) } else { Err(wrong()) }
 }
 
 /// Reads `10s`, `500ms` or `2m`.

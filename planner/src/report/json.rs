@@ -50,13 +50,14 @@ mod tests {
             "name": "small", "buffers": 3, "alignment": 512, "total_bytes": 4096, "lower_bound": 3072, "makespan": 3072,
             "ratio": 1.0, "gap_bytes": 0, "optimal": true, "interrupted": false, "strategy": "by hand", "nodes": 7,
             "capacity": 4000, "headroom": 928, "short_bytes": null,
-            "fits": true, "proven_not_to_fit": false, "peak_tick": 4, "peak_bytes": 3072,
+            "fits": true, "proven_not_to_fit": false, "culprits": [], "culprits_minimal": false,
+            "peak_tick": 4, "peak_bytes": 3072,
             "peak": [
                 {"label": "net.py:2:b", "bytes": 2048, "offset": 1024, "birth": 4, "death": 12, "lane": 0},
                 {"label": "net.py:1:a", "bytes": 1024, "offset": 0, "birth": 0, "death": 6, "lane": 0},
             ],
             "lanes": [{"name": "main", "lane": 0, "storages": 3, "load": 3072, "tick": 4, "bytes": 3072}],
-            "notes": [["gpu", "none"]], "bound_by_buffer": null,
+            "notes": [["gpu", "none"]], "spaces": [], "bound_by_buffer": null,
         });
         for (field, wanted) in expected.as_object().unwrap() {
             assert_eq!(&value[field], wanted, "{field}");

@@ -9,6 +9,7 @@ use terrace_profiles::units::{Bytes, Offset, Tick};
 use super::picture::{arenas, slots_of_storages};
 use crate::plan::{Plan, Slot};
 use crate::planning::Verdict;
+use crate::spaces::ranges;
 
 /// The figures of a plan; also what the JSON report prints, field by field.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -39,11 +40,17 @@ pub(crate) struct Summary {
     pub fits: bool,
     /// Whether nothing can fit, rather than that nothing was found.
     pub proven_not_to_fit: bool,
+    /// Where nothing can fit: buffers that alone do not, largest first.
+    pub culprits: Vec<Culprit>,
+    /// Whether each of them is known to be needed for that.
+    pub culprits_minimal: bool,
     pub fingerprint: String,
     pub profile_fingerprint: String,
     /// The buffer (of the problem) whose own end, and not the load, is the lower bound.
     pub bound_by_buffer: Option<u32>,
     pub lanes: Vec<LaneFigures>,
+    /// The memories that the arena is made of, if any were named.
+    pub spaces: Vec<SpaceFigures>,
     pub peak_tick: Tick,
     /// The sum over [`Summary::peak`]: the greatest load, of all lanes together.
     pub peak_bytes: Bytes,
@@ -68,6 +75,18 @@ pub(crate) struct LaneFigures {
     pub bytes: Bytes,
 }
 
+/// One of the memories that the arena is made of.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct SpaceFigures {
+    pub capacity: Bytes,
+    /// Where it begins in the arena: what lies in it has its own offset from there.
+    pub offset: Offset,
+    /// Storages in it.
+    pub storages: usize,
+    /// What they need of it, from its beginning.
+    pub bytes: Bytes,
+}
+
 /// A storage in use at its lane's peak.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct InUse {
@@ -85,6 +104,16 @@ pub(crate) struct InUse {
     /// Index into [`Plan::labels`]; `None` for a storage that no buffer uses.
     #[serde(skip)]
     pub label_index: Option<u32>,
+}
+
+/// One of the storages that cannot all fit.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Culprit {
+    pub label: String,
+    /// All its bytes, rounded up.
+    pub bytes: Bytes,
+    pub birth: Tick,
+    pub death: Tick,
 }
 
 /// What the buffers of one label take.
@@ -109,6 +138,8 @@ impl Summary {
                 short_bytes: summary.makespan.checked_sub(refusal.capacity),
                 fits: false,
                 proven_not_to_fit: refusal.proven,
+                culprits: refusal.culprits.as_ref().map_or_else(Vec::new, |known| named(&refusal.best, &known.buffers)),
+                culprits_minimal: refusal.culprits.as_ref().is_some_and(|known| known.minimal),
                 ..summary
             },
         }
@@ -137,10 +168,13 @@ impl Summary {
             short_bytes: None,
             fits: true,
             proven_not_to_fit: false,
+            culprits: Vec::new(),
+            culprits_minimal: false,
             fingerprint: plan.fingerprint().to_string(),
             profile_fingerprint: plan.profile().to_string(),
             bound_by_buffer: bound.buffer,
             lanes: lanes(plan),
+            spaces: spaces(plan),
             peak_tick: plan.peak_tick(),
             peak_bytes: sum(peak.iter().map(|row| row.bytes.get())),
             peak,
@@ -197,6 +231,31 @@ fn in_use_at_peak(plan: &Plan) -> Vec<InUse> {
         }
     }
     rows.sort_by_key(|row| (std::cmp::Reverse(row.bytes), row.offset, row.birth));
+    rows
+}
+
+fn spaces(plan: &Plan) -> Vec<SpaceFigures> {
+    let options = plan.options();
+    let placed = || plan.problem().buffers.iter().zip(&plan.placement().offsets).filter(|(b, _)| !b.size.is_zero());
+    let figures = options.spaces.iter().zip(ranges(&options.spaces, options.align)).map(|(space, (from, to))| {
+        let inside = || placed().filter(|(_, offset)| (from..to).contains(offset));
+        let tops = inside().map(|(buffer, offset)| offset.get() + buffer.size.get() - from.get());
+        let (storages, bytes) = (inside().count(), Bytes::new(tops.max().unwrap_or(0)).expect("a part of the arena"));
+        SpaceFigures { capacity: space.capacity, offset: from, storages, bytes }
+    });
+    figures.collect()
+}
+
+fn named(plan: &Plan, storages: &[u32]) -> Vec<Culprit> {
+    let slots = slots_of_storages(plan);
+    let mut rows: Vec<Culprit> = Vec::with_capacity(storages.len());
+    for &storage in storages {
+        let buffer = &plan.problem().buffers[storage as usize];
+        let label = slots[storage as usize].first().map_or_else(String::new, |slot| plan.label(slot).to_owned());
+        let (bytes, birth, death) = (buffer.size, buffer.lifetime.start, buffer.lifetime.end);
+        rows.push(Culprit { label, bytes, birth, death });
+    }
+    rows.sort_by_key(|row| (std::cmp::Reverse(row.bytes), row.birth));
     rows
 }
 

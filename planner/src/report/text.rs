@@ -53,6 +53,12 @@ impl Paint {
 pub(super) fn write(plan: &Plan, summary: &Summary, colour: bool, out: &mut dyn Write) -> io::Result<()> {
     let paint = Paint(colour);
     figures(summary, &paint, out)?;
+    if !summary.culprits.is_empty() {
+        culprits(summary, &paint, out)?;
+    }
+    if !summary.spaces.is_empty() {
+        spaces(summary, &paint, out)?;
+    }
     if summary.lanes.len() > 1 {
         lanes(summary, &paint, out)?;
     }
@@ -141,6 +147,36 @@ fn verdict(summary: &Summary, paint: &Paint) -> String {
         (true, false) => paint.good(&format!("proven optimal by search, {gap} above the lower bound")),
         (false, _) => paint.warn(&format!("not proven optimal: gap {gap} ({} B, {percent:.3} %)", gap.get())),
     }
+}
+
+fn spaces(summary: &Summary, paint: &Paint, out: &mut dyn Write) -> io::Result<()> {
+    let count = summary.spaces.len();
+    writeln!(out, "\n{}", paint.bold(&format!("{count} {}, filled in this order", plural(count as u64, "space"))))?;
+    for space in &summary.spaces {
+        let (bytes, exact, capacity, offset) = (space.bytes, space.bytes.get(), space.capacity, space.offset);
+        let things = plural(space.storages as u64, "storage");
+        let from = format!("{} {things}, offsets from {offset}", space.storages);
+        writeln!(out, "  {bytes:>10}  {exact:>15} B  of {capacity}: {from}")?;
+    }
+    Ok(())
+}
+
+/// Who cannot be in one arena of the size asked for.
+fn culprits(summary: &Summary, paint: &Paint, out: &mut dyn Write) -> io::Result<()> {
+    let (count, capacity) = (summary.culprits.len(), summary.capacity.unwrap_or(Bytes::ZERO));
+    let needed = if summary.culprits_minimal { ", and without any of them the rest would" } else { "" };
+    let things = plural(count as u64, "buffer");
+    let does = if count == 1 { "does" } else { "do" };
+    writeln!(out, "\n{}", paint.bold(&format!("{count} {things} that alone {does} not fit into {capacity}{needed}")))?;
+    for culprit in summary.culprits.iter().take(MOST_ROWS) {
+        let (bytes, exact) = (culprit.bytes, culprit.bytes.get());
+        let life = format!("ticks {} to {}", culprit.birth, culprit.death);
+        writeln!(out, "  {bytes:>10}  {exact:>15} B  {life}  {}", printable(&culprit.label))?;
+    }
+    if let Some(more) = count.checked_sub(MOST_ROWS + 1) {
+        writeln!(out, "  … and {} more", more + 1)?;
+    }
+    Ok(())
 }
 
 fn lanes(summary: &Summary, paint: &Paint, out: &mut dyn Write) -> io::Result<()> {
@@ -422,6 +458,13 @@ mod tests {
         let line = "  capacity        2.0 KiB             2048 B  does not fit: 1.0 KiB (1024 B) short";
         says(&refused(true), &format!("{line}, and no plan can fit\n"));
         says(&refused(false), &format!("{line}; a larger budget may find a plan that fits\n"));
+        says(
+            &refused(true),
+            "2 buffers that alone do not fit into 2.0 KiB, and without any of them the rest would\n\
+             \x20    2.0 KiB             2048 B  ticks 4 to 12  net.py:2:b\n\
+             \x20    1.0 KiB             1024 B  ticks 0 to 6  net.py:1:a\n",
+        );
+        assert!(!refused(false).contains("alone"));
     }
 
     #[test]

@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Stop;
 use super::neighbours::Neighbours;
+use super::race::Stop;
 use crate::sweep::Partition;
 
 /// Which of the gaps that are wide enough.
@@ -75,6 +75,13 @@ fn forbidden(part: &Partition, item: usize, neighbours: &Neighbours, offsets: &[
     }
     for &(_, from, to) in part.keep_off.iter().filter(|(kept, ..)| *kept as usize == item) {
         forbid(0, part.size[item], from, to);
+    }
+    for &(from, to) in &part.reserved {
+        // A border is crossed only by what begins before it.
+        let start = (from + 1).saturating_sub(part.size[item]);
+        if start < to {
+            taken.push((start, to));
+        }
     }
     taken.sort_unstable();
 }

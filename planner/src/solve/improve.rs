@@ -3,10 +3,10 @@
 //! First fit depends only on the order. Whatever ends above the target was placed too late, so it moves forward and all is
 //! placed again; the best placement seen is kept. (D. E. Joslin and D. P. Clements, "Squeaky Wheel Optimization", 1999.)
 
-use super::Stop;
 use super::fit::{Rule, fit};
 use super::neighbours::Neighbours;
 use super::order;
+use super::race::Stop;
 use crate::sweep::Partition;
 
 /// Rounds without a better placement after which the priorities start afresh from another order.

@@ -35,7 +35,7 @@ pub fn sorted(part: &Partition, order: Order) -> Vec<u32> {
 }
 
 /// What one letter compares; larger comes first.
-fn column(part: &Partition, letter: u8) -> Vec<u64> {
+pub fn column(part: &Partition, letter: u8) -> Vec<u64> {
     let items = 0..part.len();
     match letter {
         b'T' => tightness(part),

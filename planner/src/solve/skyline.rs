@@ -15,7 +15,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::Stop;
+use super::race::Stop;
 use crate::sweep::Partition;
 
 /// A dive that needs more looks than this an item is given up: other orders do the same work for less.

@@ -165,6 +165,27 @@ pub fn gdn_op(heads: Gdn, window: Window) -> Result<Table, Overflow> {
     Table::new(&["gdn"], [("gdn_workspace", &[workspace][..], ["gdn", "gdn", "gdn"])])
 }
 
+/// One call of the operation with all it takes, for whoever makes the inputs too: q, k, v and o of 16 bits, g and beta in fp32.
+///
+/// # Errors
+/// A size that is no size.
+pub fn gdn_call(heads: Gdn, tokens: u64, window: Window) -> Result<Table, Overflow> {
+    let workspace = gdn_workspace(heads, window, Design::Fused).total().get();
+    let (keys, values) = (u64::from(heads.key_heads()), u64::from(heads.value_heads()));
+    Table::new(
+        &["inputs", "gdn"],
+        [
+            ("q", &[tokens, keys, HEAD_DIM, ACTIVATION][..], ["inputs", "gdn", "gdn"]),
+            ("k", &[tokens, keys, HEAD_DIM, ACTIVATION], ["inputs", "gdn", "gdn"]),
+            ("v", &[tokens, values, HEAD_DIM, ACTIVATION], ["inputs", "gdn", "gdn"]),
+            ("g", &[tokens, values, FP32], ["inputs", "gdn", "gdn"]),
+            ("beta", &[tokens, values, FP32], ["inputs", "gdn", "gdn"]),
+            ("o", &[tokens, values, HEAD_DIM, ACTIVATION], ["gdn", "gdn", "gdn"]),
+            ("gdn_workspace", &[workspace], ["gdn", "gdn", "gdn"]),
+        ],
+    )
+}
+
 /// Full attention over `tokens` of the prompt; `padded` is the length that the kernel pads its log-sum-exp to. Keys and values
 /// go to the KV pool, which is not part of it.
 ///
@@ -257,4 +278,29 @@ pub fn most_chunks(tokens: u64, sequences: u64) -> u64 {
 /// Whether the kernels of this workspace serve keys and values of such widths.
 pub const fn served_widths(rank: &Rank) -> bool {
     rank.key_dim == HEAD_DIM && rank.value_dim == HEAD_DIM
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_its_inputs_its_output_and_a_workspace_that_no_prompt_changes() {
+        let heads = Gdn::new(16, 48).unwrap();
+        let table = gdn_call(heads, 4128, Window::DEFAULT).unwrap();
+        let sizes: Vec<_> = table.rows.iter().map(|row| (row.name, row.bytes.get())).collect();
+        let (keys, values, gates) = (4128 * 16 * 256, 4128 * 48 * 256, 4128 * 48 * 4);
+        let workspace = gdn_workspace(heads, Window::DEFAULT, Design::Fused).total().get();
+        let expected = [
+            ("q", keys),
+            ("k", keys),
+            ("v", values),
+            ("g", gates),
+            ("beta", gates),
+            ("o", values),
+            ("gdn_workspace", workspace),
+        ];
+        assert_eq!(sizes, expected);
+        assert!(gdn_call(heads, u64::MAX / 4, Window::DEFAULT).is_err(), "sizes that are none are refused");
+    }
 }
