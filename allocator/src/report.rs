@@ -66,12 +66,14 @@ pub(crate) fn json<T: Serialize>(value: &T) -> String {
     serde_json::to_string(value).expect("reports are plain data with texts as keys")
 }
 
-/// A key as text in a line: in quotes, with whatever would break the line or the terminal written out.
+/// A key as text in a line: in quotes, with whatever would break the line or the terminal written out. Quotes inside stay as they are:
+/// a key may be a tuple of Python's.
 pub(crate) fn quoted(key: &[u8]) -> String {
     let text = String::from_utf8_lossy(key);
+    let plain = |text: &str| text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"");
     match text.char_indices().nth(80) {
-        Some((end, _)) => format!("'{}...'", text[..end].escape_debug()),
-        None => format!("'{}'", text.escape_debug()),
+        Some((end, _)) => format!("'{}...'", plain(&text[..end])),
+        None => format!("'{}'", plain(&text)),
     }
 }
 
@@ -87,6 +89,7 @@ mod tests {
     #[test]
     fn a_key_stays_on_its_line() {
         assert_eq!(quoted(b"a\n\x1b[31m\xff"), "'a\\n\\u{1b}[31m\u{fffd}'");
+        assert_eq!(quoted(b"('prefill', 4128)"), "'('prefill', 4128)'");
         assert_eq!(quoted(&[b'x'; 100]), format!("'{}...'", "x".repeat(80)));
         assert_eq!((count(1, "plan"), count(0, "plan")), ("1 plan".to_owned(), "0 plans".to_owned()));
     }

@@ -40,7 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    # It imports PyTorch, which everything else here can do without until it is used.
-    if name == "gdn":
-        return importlib.import_module("terrace.gdn")
+    # The one imports PyTorch, and the other is for those who ask.
+    if name in ("doctor", "gdn"):
+        return importlib.import_module(f"terrace.{name}")
     raise AttributeError(f"module 'terrace' has no attribute {name!r}")

@@ -246,7 +246,17 @@ class Allocator:
 
     def prometheus(self) -> str:
         """The figures of all devices in Prometheus' text format."""
-        return "".join(device.prometheus([("device", str(ordinal))]) for ordinal, device in self._devices.items())
+        # Each metric is one group, whatever devices its samples are of.
+        groups: dict[str, list[str]] = {}
+        for ordinal, device in self._devices.items():
+            name = ""
+            for line in device.prometheus([("device", str(ordinal))]).splitlines():
+                if line.startswith("# HELP "):
+                    name = line.split()[2]
+                known = groups.setdefault(name, [])
+                if line not in known:
+                    known.append(line)
+        return "".join(f"{line}\n" for lines in groups.values() for line in lines)
 
     def plan_html(self, key: Key, device: int | None = None) -> str | None:
         """The plan of a key as a page with a memory map to zoom into; ``None`` while the key has none."""

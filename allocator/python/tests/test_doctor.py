@@ -51,7 +51,7 @@ def printed(*arguments):
     return status, out.getvalue(), err.getvalue()
 
 
-def test_a_healthy_process_has_nothing_to_do(child):
+def test_a_healthy_process_has_nothing_to_do(child, compiler):
     status, text, _ = child(printed)
     assert status == 0, text
     assert "problem " not in text and "raises torch.OutOfMemoryError" in text

@@ -168,6 +168,11 @@ def test_what_cannot_be_read_where_it_lies_is_copied():
         got = gdn.chunk_gated_delta_rule(lay(q), lay(k), lay(v), lay(g.unsqueeze(-1)).squeeze(-1) if name == "batch apart" else g, beta,
                                          output_final_state=True)  # fmt: skip
         assert all(torch.equal(a, b) for a, b in zip(want, got)), name
+    # One batch row of channels first is what transformers passes: its elements alone are apart.
+    row = [channels_first(t[:1]) for t in (q, k, v)]
+    assert all(t.flatten(0, 1).stride(2) == 70 for t in row)
+    got = gdn.chunk_gated_delta_rule(*row, g[:1], beta[:1])[0]
+    assert torch.equal(got, gdn.chunk_gated_delta_rule(q[:1], k[:1], v[:1], g[:1], beta[:1])[0])
     one = q[:, :, :1]
     got = gdn.chunk_gated_delta_rule(one.expand(-1, -1, 6, -1), one.expand(-1, -1, 6, -1), v, g, beta)[0]
     assert torch.equal(got, gdn.chunk_gated_delta_rule(one, one, v, g, beta)[0]), "heads that share their memory"

@@ -259,7 +259,10 @@ def test_several_devices_each_have_their_own_figures_and_files(monkeypatch, tmp_
     alloc.save(tmp_path / "plans")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plans.0", "plans.3"]
     assert alloc.report().count("reserved at") == 2
-    assert 'terrace_steps_total{device="3"} 2' in alloc.prometheus()
+    lines = alloc.prometheus().splitlines()
+    at = lines.index("# TYPE terrace_steps_total counter")
+    assert lines[at + 1 : at + 3] == ['terrace_steps_total{device="0"} 1', 'terrace_steps_total{device="3"} 2']
+    assert len([line for line in lines if line.startswith("#")]) == len({line for line in lines if line.startswith("#")})
 
 
 def test_a_wrapped_function_is_a_step_of_its_key(alloc):

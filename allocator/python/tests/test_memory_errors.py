@@ -75,11 +75,11 @@ def the_library(_path):
     return [file.name for file in companion.folder().iterdir()]
 
 
-def test_it_is_pytorchs_own_error_with_a_report(child):
+def test_it_is_pytorchs_own_error_with_a_report(child, compiler):
     child(is_pytorchs_own_error)
 
 
-def test_it_leaves_steps_as_they_were(child):
+def test_it_leaves_steps_as_they_were(child, compiler):
     child(inside_a_step)
 
 
@@ -93,7 +93,7 @@ def test_without_a_compiler_it_begins_as_callers_match_it(child, tmp_path):
     assert "a RuntimeError" in child(without_a_compiler, env={"TERRACE_CACHE": str(file)})
 
 
-def test_the_companion_is_built_once(faked, tmp_path):
+def test_the_companion_is_built_once(faked, compiler, tmp_path):
     env = {"TERRACE_CACHE": str(tmp_path)}
     built = faked(the_library, "", env=env)
     # There is no compiler now, and it is there all the same.

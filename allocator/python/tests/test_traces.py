@@ -117,7 +117,8 @@ def a_larger_key_than_was_profiled_is_reported():
         peak = torch.cuda.max_memory_allocated()
         assert peaks.setdefault(tokens, peak) == peak
     assert alloc.required_bytes() == peaks[6144] > peaks[2048] > 64 * MIB // 4
-    with pytest.raises(torch.OutOfMemoryError, match=r"\('prefill', 6144\)"):
+    # Or a plain RuntimeError, where there is no compiler for the companion.
+    with pytest.raises(RuntimeError, match=r"(?s)^CUDA out of memory.*\('prefill', 6144\)"):
         prefill(24_576)
     # As before, and as planned.
     before = alloc.stats()["steps_on_script"]

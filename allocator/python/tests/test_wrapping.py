@@ -19,7 +19,8 @@ def a_module():
         def forward(self, input_ids, *, scale=1.0):
             return self.layer(input_ids) * scale
 
-    alloc = terrace.install("64MiB")
+    # cuBLAS asks for workspaces of 32 MiB.
+    alloc = terrace.install("256MiB")
     model = Model().cuda()
     signature = inspect.signature(model.forward)
     assert terrace.wrap(model) is model
