@@ -5,6 +5,8 @@
 
 pub mod c_abi;
 pub mod gpu;
+pub mod instance;
+pub mod method;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
