@@ -10,6 +10,7 @@ mod ffi;
 mod ffi_gdn;
 mod gdn;
 mod import;
+mod large;
 mod observe;
 mod pages;
 mod persist;
