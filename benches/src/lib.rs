@@ -6,6 +6,8 @@
 pub mod block;
 pub mod c_abi;
 pub mod gpu;
+pub mod instance;
+pub mod method;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

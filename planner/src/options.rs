@@ -33,10 +33,10 @@ pub struct Options {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Effort {
-    /// Every heuristic, until one reaches the lower bound.
+    /// Every heuristic and every search, until one reaches the lower bound.
     #[default]
     Full,
-    /// The few that mostly do and never take long, and no search: for plans that someone waits for.
+    /// The few that mostly do and never take long, and a moment of local search: for plans that someone waits for.
     Quick,
 }
 

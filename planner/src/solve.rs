@@ -10,12 +10,16 @@
 //! machine and any number of threads. Only [`Control::cancel`] can cut that short, and then the proof says so.
 
 mod culprits;
+mod eject;
 mod exact;
 mod fit;
+mod heuristic;
 mod improve;
 mod keep;
+mod ladder;
 mod neighbours;
 mod order;
+mod overlap;
 mod race;
 mod search;
 mod skyline;
@@ -33,9 +37,10 @@ use crate::problem::{Placement, Problem};
 use crate::sweep::{self, Partition};
 pub use culprits::{Culprits, culprits};
 use exact::{Exact, SEARCH_ORDERS};
-use fit::Rule;
+use heuristic::{Heuristic, pile};
 pub use keep::solve_keeping;
 use neighbours::Neighbours;
+use overlap::Overlap;
 use race::{Stop, race};
 use search::Ground;
 
@@ -63,40 +68,18 @@ pub struct Solved {
     bases: Vec<(u32, u64)>,
 }
 
-/// A way to place all items of a part at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Heuristic {
-    Colour,
-    Dive(order::Order),
-    Replay(Rule),
-    Fit(order::Order, Rule),
-}
+/// Looks of the local search at other items that count as one node.
+const VISITS_PER_NODE: u64 = 64;
 
-/// In this order: what is quick and mostly reaches the bound comes first.
-const HEURISTICS: [Heuristic; 19] = [
-    Heuristic::Colour,
-    Heuristic::Dive("AW"),
-    Heuristic::Dive("TLE"),
-    Heuristic::Dive("E"),
-    Heuristic::Dive("TAW"),
-    Heuristic::Dive("ZB"),
-    Heuristic::Dive("TWA"),
-    Heuristic::Dive("WAT"),
-    Heuristic::Dive("B"),
-    Heuristic::Dive("LET"),
-    Heuristic::Replay(Rule::Best),
-    Heuristic::Replay(Rule::First),
-    Heuristic::Fit("Z", Rule::First),
-    Heuristic::Fit("A", Rule::First),
-    Heuristic::Fit("WZ", Rule::First),
-    Heuristic::Fit("B", Rule::First),
-    Heuristic::Fit("Z", Rule::Best),
-    Heuristic::Fit("W", Rule::Best),
-    Heuristic::Fit("B", Rule::Best),
-];
+/// What the local search may spend where someone waits: nodes, and looks for each item.
+const QUICK_NODES: u64 = 2000;
+const QUICK_VISITS_PER_ITEM: u64 = 128;
 
-/// Of these the first so many are tried where someone waits for the answer.
-const QUICK_HEURISTICS: usize = 5;
+/// Up to so many items every dive is a matter of milliseconds.
+const SMALL_ITEMS: usize = 1 << 14;
+
+/// Beyond so many items the local search does more in the time of one more heuristic.
+const LARGE_ITEMS: usize = 1 << 16;
 
 /// Larger parts are left to the heuristics and the local search.
 const MOST_SEARCHED_ITEMS: usize = 4096;
@@ -105,15 +88,15 @@ const MOST_SEARCHED_ITEMS: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Strategy {
     Heuristic(Heuristic),
-    SqueakyWheel,
+    Ejection,
     Search(order::Order),
     /// The exact search by all its orders and nothing else: quick to prove, poor where it cannot.
     Prove,
 }
 
 fn strategies() -> impl Iterator<Item = Strategy> {
-    let heuristics = HEURISTICS.into_iter().map(Strategy::Heuristic);
-    heuristics.chain([Strategy::SqueakyWheel]).chain(SEARCH_ORDERS.into_iter().map(Strategy::Search))
+    let heuristics = heuristic::all().map(Strategy::Heuristic);
+    heuristics.chain([Strategy::Ejection]).chain(SEARCH_ORDERS.into_iter().map(Strategy::Search))
 }
 
 /// The names of all strategies, as they appear in [`Proof::strategy`].
@@ -261,6 +244,7 @@ struct Attempt<'a> {
     room: Option<u64>,
     options: &'a Options,
     control: &'a Control<'a>,
+    overlap: OnceLock<Overlap>,
     neighbours: OnceLock<Option<Neighbours>>,
     offsets: Vec<u64>,
     makespan: u64,
@@ -281,6 +265,7 @@ impl<'a> Attempt<'a> {
             room,
             options,
             control,
+            overlap: OnceLock::new(),
             neighbours,
             offsets,
             makespan,
@@ -293,15 +278,33 @@ impl<'a> Attempt<'a> {
     }
 
     fn run(&mut self) {
+        let items = self.part.len();
+        self.heuristics(&heuristic::FIRST);
+        if items <= SMALL_ITEMS {
+            self.heuristics(&heuristic::SECOND);
+        }
+        let budget = self.options.budget_nodes;
+        let quick = budget.min(QUICK_NODES + items as u64 * QUICK_VISITS_PER_ITEM / VISITS_PER_NODE);
         match self.options.effort {
-            Effort::Quick => self.heuristics(&HEURISTICS[..QUICK_HEURISTICS]),
+            Effort::Quick => {
+                if items > SMALL_ITEMS && items <= LARGE_ITEMS {
+                    self.heuristics(&heuristic::SECOND[..1]);
+                }
+                self.improve(quick);
+            }
             Effort::Full => {
-                self.heuristics(&HEURISTICS);
                 // What the search finds at once needs no improving.
                 self.search(&SEARCH_ORDERS, true);
-                if !self.is_enough() {
-                    self.improve();
+                self.improve(quick);
+                // After a first improvement what is no better is soon given up.
+                if items > SMALL_ITEMS && items <= LARGE_ITEMS {
+                    self.heuristics(&heuristic::SECOND);
                 }
+                self.heuristics(&heuristic::PROMISED);
+                if items <= LARGE_ITEMS {
+                    self.heuristics(&heuristic::REST);
+                }
+                self.improve(budget - quick);
                 self.search(&SEARCH_ORDERS, false);
             }
         }
@@ -312,13 +315,15 @@ impl<'a> Attempt<'a> {
     fn run_only(&mut self, strategy: Strategy) -> Option<()> {
         match strategy {
             Strategy::Heuristic(heuristic) => {
-                let offsets = self.place(heuristic, &Stop::never())?;
-                self.nodes += self.part.len() as u64;
+                let offsets = heuristic.place(self.part, || self.overlap(), u64::MAX, &Stop::never())?;
+                self.nodes += self.part.len() as u64 / VISITS_PER_NODE;
                 self.keep(self.top(&offsets), offsets, || strategy.name());
             }
-            Strategy::SqueakyWheel => self.improve(),
+            Strategy::Ejection => {
+                self.pile_up();
+                self.improve(self.options.budget_nodes);
+            }
             Strategy::Search(order) => {
-                // The search lowers an answer; this one it can always lower.
                 self.pile_up();
                 self.search(&[order], true);
                 self.search(&[order], false);
@@ -336,30 +341,39 @@ impl<'a> Attempt<'a> {
         (self.offsets.len() == self.part.len()).then_some(())
     }
 
+    /// Some answer, for what can only lower one.
+    fn pile_up(&mut self) {
+        let pile = pile(self.part);
+        self.keep(self.top(&pile), pile, || "pile".to_owned());
+    }
+
     fn close(&mut self) {
         self.optimal |= self.makespan <= self.goal;
         self.interrupted = self.cancelled() && !self.optimal;
     }
 
     fn heuristics(&mut self, heuristics: &[Heuristic]) {
+        if self.is_enough() {
+            return;
+        }
         self.say("trying orders");
+        // What is no better than the best before them is given up early.
+        let (ceiling, first) = (self.makespan, self.offsets.is_empty());
         let tries = race(
             self.threads(),
             self.control.cancel,
             heuristics.len(),
             |index, stop| {
-                let offsets = if index == LAST_RESORT {
-                    // Never stopped: there must be some answer.
-                    self.place(heuristics[index], &Stop::never())
-                } else {
-                    self.place(heuristics[index], stop)
-                };
+                // Never stopped: there must be some answer.
+                let never = Stop::never();
+                let stop = if first && index == heuristic::LAST_RESORT { &never } else { stop };
+                let offsets = heuristics[index].place(self.part, || self.overlap(), ceiling, stop);
                 offsets.map(|offsets| (self.top(&offsets), offsets))
             },
             |found| found.as_ref().is_some_and(|(makespan, _)| *makespan <= self.goal),
         );
         for (heuristic, found) in heuristics.iter().zip(tries) {
-            self.nodes += self.part.len() as u64;
+            self.nodes += self.part.len() as u64 / VISITS_PER_NODE;
             if let Some((makespan, offsets)) = found {
                 self.keep(makespan, offsets, || heuristic.name());
             }
@@ -370,32 +384,23 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn pile_up(&mut self) {
-        let pile = pile(self.part);
-        self.keep(self.top(&pile), pile, || "pile".to_owned());
-    }
-
-    fn place(&self, heuristic: Heuristic, stop: &Stop<'_>) -> Option<Vec<u64>> {
-        match heuristic {
-            Heuristic::Colour => fit::colour(self.part),
-            Heuristic::Dive(order) => skyline::dive(self.part, &order::ranks(self.part, order), stop),
-            Heuristic::Replay(rule) => fit::replay(self.part, rule, stop),
-            Heuristic::Fit(order, rule) => {
-                fit::fit(self.part, &order::sorted(self.part, order), rule, self.neighbours()?, stop)
-            }
+    /// Local search for about so many nodes.
+    fn improve(&mut self, nodes: u64) {
+        if self.is_enough() || nodes == 0 {
+            return;
         }
-    }
-
-    fn improve(&mut self) {
-        self.say("improving orders");
-        // A fit looks at pairs, far cheaper than a search node: a quarter of the budget's time at most.
-        let budget = self.options.budget_nodes.saturating_mul(16);
-        let Some(neighbours) = self.neighbours() else { return };
-        let stop = Stop::when(self.control.cancel);
-        let (offsets, visits) = improve::squeaky_wheel(self.part, neighbours, self.goal, budget, &stop);
-        self.nodes += visits / 16;
-        if let Some(offsets) = offsets {
-            self.keep(self.top(&offsets), offsets, || Strategy::SqueakyWheel.name());
+        self.say("improving");
+        let budget = nodes.saturating_mul(VISITS_PER_NODE);
+        // With a capacity only that is asked for.
+        let goal = self.room.map_or(self.goal, |room| room.max(self.goal));
+        let mut best = (self.makespan, std::mem::take(&mut self.offsets));
+        let (part, threads, cancel) = (self.part, self.threads(), self.control.cancel);
+        let visits = improve::improve(part, self.overlap(), goal, budget, threads, cancel, &mut best);
+        self.nodes += visits / VISITS_PER_NODE;
+        let better = best.0 < self.makespan;
+        (self.makespan, self.offsets) = best;
+        if better {
+            self.strategy = Strategy::Ejection.name();
         }
     }
 
@@ -436,6 +441,10 @@ impl<'a> Attempt<'a> {
         if self.part.len() < 512 { 1 } else { self.control.threads }
     }
 
+    fn overlap(&self) -> &Overlap {
+        self.overlap.get_or_init(|| Overlap::new(self.part))
+    }
+
     fn neighbours(&self) -> Option<&Neighbours> {
         self.neighbours.get_or_init(|| Neighbours::new(self.part)).as_ref()
     }
@@ -461,46 +470,13 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// The heuristic that runs even when cancelled, so that there is an answer: cheap on any input.
-const LAST_RESORT: usize = 1;
-
 impl Strategy {
     fn name(self) -> String {
         match self {
             Self::Heuristic(heuristic) => heuristic.name(),
-            Self::SqueakyWheel => "squeaky-wheel".to_owned(),
+            Self::Ejection => "ejection".to_owned(),
             Self::Search(order) => format!("search/{order}"),
             Self::Prove => "search".to_owned(),
         }
     }
-}
-
-impl Heuristic {
-    fn name(self) -> String {
-        match self {
-            Self::Colour => "interval-colouring".to_owned(),
-            Self::Dive(order) => format!("dive/{order}"),
-            Self::Replay(rule) => format!("replay/{}", rule_name(rule)),
-            Self::Fit(order, rule) => format!("{}/{order}", rule_name(rule)),
-        }
-    }
-}
-
-fn rule_name(rule: Rule) -> &'static str {
-    match rule {
-        Rule::First => "first-fit",
-        Rule::Best => "best-fit",
-    }
-}
-
-/// Every item above all before it: valid whatever the constraints.
-fn pile(part: &Partition) -> Vec<u64> {
-    let mut top = 0;
-    (0..part.len())
-        .map(|item| {
-            let offset = part.lowest_fit(item, top);
-            top = offset + part.size[item];
-            offset
-        })
-        .collect()
 }

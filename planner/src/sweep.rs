@@ -182,8 +182,11 @@ pub fn partitions(problem: &Problem, lane: u32, base: u64) -> Vec<Partition> {
     let reserved = reserved_above(problem, base);
     let (members, rects, start, hulls) = (&members, &rects, &start, &hulls);
     let compressed = Compressed { problem, members, rects, start, hulls, apart: &apart, reserved: &reserved };
-    let mut parts: Vec<Partition> =
-        cut(hulls, &apart).iter().map(|group| build(&compressed, group)).filter(|part| part.len() > 0).collect();
+    let mut parts: Vec<Partition> = cut(problem, members, hulls, &apart)
+        .iter()
+        .map(|group| build(&compressed, group))
+        .filter(|part| part.len() > 0)
+        .collect();
     parts.sort_by_key(|part| std::cmp::Reverse(part.bound * part.unit));
     parts
 }
@@ -233,7 +236,7 @@ fn pairs_inside(problem: &Problem, members: &[u32]) -> Vec<(u32, u32)> {
 }
 
 /// Groups of members that no section border separates; members of a pair stay together.
-fn cut(hulls: &[(u32, u32)], apart: &[(u32, u32)]) -> Vec<Vec<u32>> {
+fn cut(problem: &Problem, members: &[u32], hulls: &[(u32, u32)], apart: &[(u32, u32)]) -> Vec<Vec<u32>> {
     let mut reach: Vec<u32> = hulls.iter().map(|hull| hull.1).collect();
     for &(a, b) in apart {
         let (early, late) = if hulls[a as usize].0 <= hulls[b as usize].0 { (a, b) } else { (b, a) };
@@ -241,7 +244,8 @@ fn cut(hulls: &[(u32, u32)], apart: &[(u32, u32)]) -> Vec<Vec<u32>> {
         reach[early as usize] = reach[early as usize].max(hulls[late as usize].0 + 1);
     }
     let mut order: Vec<u32> = (0..hulls.len() as u32).collect();
-    order.sort_by_key(|&member| (hulls[member as usize].0, member));
+    let birth = |member: u32| problem.buffers[members[member as usize] as usize].lifetime.start;
+    order.sort_by_key(|&member| (hulls[member as usize].0, birth(member), member));
     let mut groups: Vec<Vec<u32>> = Vec::new();
     let mut end = 0;
     for member in order {

@@ -11,6 +11,7 @@ mod ffi;
 mod ffi_gdn;
 mod gdn;
 mod import;
+mod large;
 mod observe;
 mod pages;
 mod persist;

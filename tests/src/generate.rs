@@ -197,6 +197,18 @@ pub fn synth(count: u64, seed: u64) -> Problem {
     Problem { buffers: buffers.collect(), ..Problem::default() }
 }
 
+/// `dense-10k` of `tests/corpus/README.md`, for any count and seed: lives between any two ticks, so that about two thirds of
+/// all pairs meet.
+pub fn dense(count: u64, seed: u64) -> Problem {
+    let mut random = Random::new(seed);
+    let buffers = (0..count).map(|_| {
+        let size = 64 * random.log_uniform(17);
+        let (a, b) = (random.draw() % (2 * count), random.draw() % (2 * count));
+        plain(size, a.min(b), a.max(b) + 1)
+    });
+    Problem { buffers: buffers.collect(), ..Problem::default() }
+}
+
 fn plain(size: u64, lower: u64, upper: u64) -> Buffer {
     let life = Interval::new(Tick(lower), Tick(upper)).expect("not empty");
     Buffer::new(Bytes::new(size).expect("small"), Align::ONE, life)

@@ -6,3 +6,4 @@ pub mod gdn;
 pub mod generate;
 pub mod gpu;
 pub mod oracle;
+pub mod peers;

@@ -1,60 +1,63 @@
-//! Local search over orders: the squeaky wheel.
+//! Local search: two ejectors side by side that share what they find.
 //!
-//! First fit depends only on the order. Whatever ends above the target was placed too late, so it moves forward and all is
-//! placed again; the best placement seen is kept. (D. E. Joslin and D. P. Clements, "Squeaky Wheel Optimization", 1999.)
+//! Both work for an equal share of work, then the better placement becomes the one that both must beat. Who works on which
+//! thread changes nothing: the shares are counted in work, not in time, and of equal placements the first ejector's counts.
 
-use super::fit::{Rule, fit};
-use super::neighbours::Neighbours;
-use super::order;
-use super::race::Stop;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use super::eject::{Ejector, Style, Weight};
+use super::overlap::Overlap;
+use super::race::{Stop, race};
 use crate::sweep::Partition;
 
-/// Rounds without a better placement after which the priorities start afresh from another order.
-const PATIENCE: u32 = 40;
+/// What the ejectors are like.
+const STYLES: [Style; 2] =
+    [Style { seed: 1, weight: Weight::Size, greed: 90 }, Style { seed: 2, weight: Weight::Area, greed: 97 }];
 
-/// Orders to start from.
-const STARTS: [order::Order; 3] = ["Z", "A", "TAW"];
+/// Work of one ejector until it hears of the other: about a hundredth of a second.
+const SHARE: u64 = 1 << 19;
 
-/// The best placement found within `budget` visits of placed neighbours, and how many it made.
-pub fn squeaky_wheel(
+/// Improves `best` (a complete placement and where it ends) until it ends at `goal` or about so much work is done. Returns
+/// the work.
+pub fn improve(
     part: &Partition,
-    neighbours: &Neighbours,
-    target: u64,
+    overlap: &Overlap,
+    goal: u64,
     budget: u64,
-    stop: &Stop<'_>,
-) -> (Option<Vec<u64>>, u64) {
-    let round = part.len() as u64 + 2 * neighbours.pairs() as u64;
-    let (mut nodes, mut best): (u64, Option<(u64, Vec<u64>)>) = (0, None);
-    'starts: for start in STARTS.iter().cycle() {
-        let sorted = order::sorted(part, start);
-        let mut priority = vec![0_u64; part.len()];
-        for (place, &item) in sorted.iter().rev().enumerate() {
-            priority[item as usize] = 1024 * (place as u64 + 1);
-        }
-        let (mut own_best, mut waited) = (u64::MAX, 0);
-        while waited < PATIENCE {
-            if nodes + round > budget {
-                break 'starts;
-            }
-            nodes += round;
-            let mut items = sorted.clone();
-            items.sort_by_key(|&item| std::cmp::Reverse(priority[item as usize]));
-            let Some(offsets) = fit(part, &items, Rule::First, neighbours, stop) else { break 'starts };
-            let top = |item: usize| offsets[item] + part.size[item];
-            let makespan = (0..part.len()).map(top).max().unwrap_or(0);
-            waited = if makespan < own_best { 0 } else { waited + 1 };
-            own_best = own_best.min(makespan);
-            let late: Vec<usize> = (0..part.len()).filter(|&item| top(item) > target).collect();
-            for item in late {
-                priority[item] = priority[item].saturating_add(priority[item] / 8 + 1024);
-            }
-            if best.as_ref().is_none_or(|(known, _)| makespan < *known) {
-                best = Some((makespan, offsets));
-            }
-            if makespan <= target {
-                break 'starts;
+    threads: usize,
+    cancel: Option<&AtomicBool>,
+    best: &mut (u64, Vec<u64>),
+) -> u64 {
+    let ejectors = STYLES.map(|style| Mutex::new((Ejector::new(part, overlap, style), (u64::MAX, Vec::new()))));
+    let mut spent = 0;
+    while best.0 > goal && spent < budget && !Stop::when(cancel).now() {
+        // Longer records want more between two talks: to hear costs a look at every item.
+        let share = SHARE.max(16 * part.len() as u64).min((budget - spent).div_ceil(STYLES.len() as u64));
+        let (known, placement) = (best.0, &best.1);
+        let work = race(
+            threads,
+            cancel,
+            ejectors.len(),
+            |index, stop| {
+                let (ejector, own) = &mut *ejectors[index].lock().expect("no ejector panics");
+                if ejector.ceiling() >= known {
+                    ejector.start(placement, known, goal);
+                } else if ejector.is_stuck() {
+                    ejector.relent(placement, known, goal);
+                }
+                own.0 = known;
+                ejector.run(goal, share, own, stop)
+            },
+            |_| false,
+        );
+        spent += work.iter().sum::<u64>();
+        for ejector in &ejectors {
+            let (_, own) = &mut *ejector.lock().expect("no ejector panics");
+            if own.0 < best.0 {
+                std::mem::swap(best, own);
             }
         }
     }
-    (best.map(|(_, offsets)| offsets), nodes)
+    spent
 }

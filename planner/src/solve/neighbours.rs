@@ -95,11 +95,6 @@ impl Neighbours {
             touching.filter(|(own, their)| own.meets(their)).map(|(own, their)| own.to.saturating_sub(their.from));
         timed.max().unwrap_or(0)
     }
-
-    /// How many pairs.
-    pub fn pairs(&self) -> usize {
-        self.items.len() / 2
-    }
 }
 
 /// Calls `each` for every pair of items whose hulls share a section; `None` once there are more than `most`.

@@ -2,7 +2,8 @@
 //!
 //! An order is a word of letters, compared from the left. `T`: the greatest load over the item's sections (the tightest
 //! first); `W`: width, the number of its sections; `A`: area, size times width; `L`: life, the number of its ticks; `E`:
-//! extent, size times life; `Z`: size; each larger first. `B`: birth, earlier first. Ties go to the earlier birth.
+//! extent, size times life; `Z`: size; each larger first. `B`: birth, earlier first; `I`: index in the problem,
+//! lower first. Ties go to the earlier birth.
 //!
 //! Counting sections weighs a life by how often the set of live buffers changes, counting ticks by time: on real traces
 //! now one, now the other reaches the lower bound (ResNet-50 and synth-10k want `TLE`, PanGu either, S_1 `E`).
@@ -44,6 +45,7 @@ pub fn column(part: &Partition, letter: u8) -> Vec<u64> {
         b'L' => part.ticks.clone(),
         b'E' => items.map(|item| part.size[item].saturating_mul(part.ticks[item])).collect(),
         b'Z' => part.size.clone(),
+        b'I' => items.map(|item| u64::from(u32::MAX - part.ids[item])).collect(),
         b'B' => items.map(|item| u64::from(u32::MAX - part.first[item])).collect(),
         other => unreachable!("'{}' is not a letter of an order", char::from(other)),
     }

@@ -18,12 +18,14 @@ use std::collections::BinaryHeap;
 use super::race::Stop;
 use crate::sweep::Partition;
 
-/// A dive that needs more looks than this an item is given up: other orders do the same work for less.
-const LOOKS_PER_ITEM: u64 = 128;
+/// A dive that needs more looks than this, and this for each item, is given up: other orders do the same work for less.
+const LOOKS: u64 = 3 << 20;
+const LOOKS_PER_ITEM: u64 = 48;
 
-/// Offsets in units for each item, ties broken by `rank` (lower first); `None` if it was stopped or looks too often.
-pub fn dive(part: &Partition, rank: &[u32], stop: &Stop<'_>) -> Option<Vec<u64>> {
-    Dive::new(part, rank).run(stop)
+/// Offsets in units for each item, ties broken by `rank` (lower first), all ending below `ceiling`; `None` if that fails, if
+/// it was stopped or if it looks too often.
+pub fn dive(part: &Partition, rank: &[u32], ceiling: u64, stop: &Stop<'_>) -> Option<Vec<u64>> {
+    Dive::new(part, rank).run(ceiling, stop)
 }
 
 struct Dive<'a> {
@@ -70,8 +72,8 @@ impl<'a> Dive<'a> {
         dive
     }
 
-    fn run(mut self, stop: &Stop<'_>) -> Option<Vec<u64>> {
-        let mut looks = LOOKS_PER_ITEM * self.part.len() as u64 + 1024;
+    fn run(mut self, ceiling: u64, stop: &Stop<'_>) -> Option<Vec<u64>> {
+        let mut looks = LOOKS + LOOKS_PER_ITEM * self.part.len() as u64;
         while let Some(Reverse((floor, rank, section))) = self.sections.pop() {
             let section = section as usize;
             if self.announced[section] != Some((floor, rank)) {
@@ -84,20 +86,23 @@ impl<'a> Dive<'a> {
             }
             if self.floors.at(section) == floor {
                 self.waiting[section].pop();
-                self.settle(self.by_rank[rank as usize] as usize, section, floor);
+                if self.settle(self.by_rank[rank as usize] as usize, section, floor) >= ceiling {
+                    return None;
+                }
             }
             self.announce(section);
         }
         Some(self.offsets)
     }
 
-    /// Places the item if its floor is still that of the section it waited at, else lets it wait where its floor is.
-    fn settle(&mut self, item: usize, section: usize, floor: u64) {
+    /// Places the item if its floor is still that of the section it waited at, else lets it wait where its floor is. Returns
+    /// where it ends, as far as that is known.
+    fn settle(&mut self, item: usize, section: usize, floor: u64) -> u64 {
         let (lowest, at) = self.lowest(item);
         if lowest > floor && at != section {
             self.waiting[at].push(Reverse(self.rank[item]));
             self.announce(at);
-            return;
+            return lowest + self.part.size[item];
         }
         let offset = self.part.lowest_fit(item, lowest.max(self.partners.as_ref().map_or(0, |p| p.top_of(item))));
         self.offsets[item] = offset;
@@ -107,6 +112,7 @@ impl<'a> Dive<'a> {
         if let Some(partners) = &mut self.partners {
             partners.placed(item, offset + self.part.size[item]);
         }
+        offset + self.part.size[item]
     }
 
     /// The lowest offset over the floors of the item's sections, and the section that forbids less.
