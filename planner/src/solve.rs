@@ -279,10 +279,7 @@ impl<'a> Attempt<'a> {
 
     fn run(&mut self) {
         let items = self.part.len();
-        self.heuristics(&heuristic::FIRST);
-        if items <= SMALL_ITEMS {
-            self.heuristics(&heuristic::SECOND);
-        }
+        self.heuristics(if items <= SMALL_ITEMS { &heuristic::SMALL } else { &heuristic::FIRST });
         let budget = self.options.budget_nodes;
         let quick = budget.min(QUICK_NODES + items as u64 * QUICK_VISITS_PER_ITEM / VISITS_PER_NODE);
         match self.options.effort {
@@ -304,7 +301,9 @@ impl<'a> Attempt<'a> {
                 if items <= LARGE_ITEMS {
                     self.heuristics(&heuristic::REST);
                 }
-                self.improve(budget - quick);
+                // Where the exact search can still do much, it gets the greater part.
+                let share = if items <= MOST_SEARCHED_ITEMS { budget / 4 } else { budget };
+                self.improve(share.saturating_sub(quick));
                 self.search(&SEARCH_ORDERS, false);
             }
         }
@@ -316,7 +315,7 @@ impl<'a> Attempt<'a> {
         match strategy {
             Strategy::Heuristic(heuristic) => {
                 let offsets = heuristic.place(self.part, || self.overlap(), u64::MAX, &Stop::never())?;
-                self.nodes += self.part.len() as u64 / VISITS_PER_NODE;
+                self.nodes += self.part.len() as u64;
                 self.keep(self.top(&offsets), offsets, || strategy.name());
             }
             Strategy::Ejection => {
@@ -373,7 +372,7 @@ impl<'a> Attempt<'a> {
             |found| found.as_ref().is_some_and(|(makespan, _)| *makespan <= self.goal),
         );
         for (heuristic, found) in heuristics.iter().zip(tries) {
-            self.nodes += self.part.len() as u64 / VISITS_PER_NODE;
+            self.nodes += self.part.len() as u64;
             if let Some((makespan, offsets)) = found {
                 self.keep(makespan, offsets, || heuristic.name());
             }
