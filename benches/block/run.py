@@ -44,7 +44,7 @@ def model(args):
 def peer(args):
     from peer import compare
 
-    rows, about = compare(args.binary, args.tokens, ["1024", "640", "2048"], args.device, args.small)
+    rows, about = compare(args.binary, args.tokens, ["1024", "2048"], args.device, args.small)
     lines = [
         f"T = {args.tokens}; transformers' layer ran {about['rule']} in {about['fla_calls']} calls.", "",
         "| what | peak of activations, MiB | above the stream, MiB | reserved, MiB | time, ms | RMS to transformers | of what is added "

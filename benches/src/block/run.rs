@@ -77,6 +77,8 @@ pub struct Report {
     pub decode_seconds_per_token: Option<f64>,
     /// From the first step to the last.
     pub seconds: f64,
+    /// Where the bytes of the reservation were when the first step began.
+    pub boot_summary: String,
     /// Of the stream at the end of the first prompt, and of the first layer's state after it.
     pub hash: String,
 }
@@ -148,6 +150,7 @@ impl Runtime {
             prefill_tokens_per_second: self.options.tokens as f64 / prefill,
             decode_seconds_per_token: (!decodes.is_empty()).then(|| median(&mut decodes)),
             seconds,
+            boot_summary: self.boot.clone(),
             hash,
         };
         report.hold()?;
