@@ -10,11 +10,14 @@ use terrace_profiles::units::{Bytes, Offset, Tick};
 
 use super::{Control, Solved, portfolio};
 use crate::error::Error;
-use crate::options::Options;
+use crate::options::{Effort, Options};
 use crate::problem::{Buffer, Problem};
 
 /// Attempts to pin, for each lane: what is not decided by then moves.
 const MOST_ATTEMPTS: u32 = 64;
+
+/// Above so many buffers only the quick heuristics are asked whether pins can stay.
+const MOST_BUFFERS: usize = 4096;
 
 /// Places the problem like [`solve`](super::solve()), with as many buffers as possible at the offsets wished for (one entry
 /// for each buffer). Never needs more than `solve` does. Also tells how many wishes are met.
@@ -78,7 +81,9 @@ impl<'a> Stable<'a> {
             (reserved.from, reserved.to) = (above(reserved.from), above(reserved.to));
         }
         let budget_nodes = options.budget_nodes / u64::from(MOST_ATTEMPTS);
-        let options = Options { capacity: Bytes::new(room), budget_nodes, ..options.clone() };
+        // Each attempt is a solve of its own.
+        let effort = if ids.len() > MOST_BUFFERS { Effort::Quick } else { options.effort };
+        let options = Options { capacity: Bytes::new(room), budget_nodes, effort, ..options.clone() };
         let (kept, best, attempts, nodes) = (Vec::new(), None, 0, 0);
         Self { problem: own, ids, base, options, control, kept, best, attempts, nodes }
     }
