@@ -182,10 +182,12 @@ impl<'a> Checked<'a> {
     }
 
     /// The same in as few steps as tables allow, of so many chunks at most.
+    #[cfg(feature = "cuda")]
     pub fn stretches(&self, chunks: u32) -> Windows<'a> {
         Windows::of(self.bounds, self.ends, chunks)
     }
 
+    #[cfg(feature = "cuda")]
     pub fn sequences(&self) -> usize {
         self.bounds.len()
     }
