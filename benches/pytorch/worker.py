@@ -57,8 +57,8 @@ def _ahead():
 
 
 def tune(job, publish):
-    """Compiles and tunes the kernels that the other processes then find on disk, and says what an idle context takes. One layer of each
-    kind does, and one length: no key of FLA's tuning has the number of tokens in it."""
+    """Compiles and tunes the kernels that the other processes then find on disk, and says what an idle context takes. One period of
+    layers does, and one length: no key of FLA's tuning has the number of tokens in it."""
     if job["device"] != "cpu":
         free, total = torch.cuda.mem_get_info()
         publish(idle=total - free)
