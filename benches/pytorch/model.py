@@ -13,6 +13,7 @@ MIXED = [4128, 4128, 1000, 16384, 4128, 7777, 16384, 30000, 1000, 4128, 30000, 7
 TURNS = [9000, 3000, 5000, 4128, 4128]
 CHUNK = 4128
 DECODES = 8
+PERIOD = 4  # layers, the last of which is full attention
 # The same shape of workload, with prompts that a CPU gets through.
 SHORT_MIXED = [70, 70, 20, 130, 70, 100, 130, 200, 20, 70, 200, 100]
 SHORT_TURNS, SHORT_CHUNK, SHORT_DECODES = [150, 50, 80, 70, 70], 70, 2
@@ -56,7 +57,7 @@ WORKLOADS = {"mixed": mixed, "chat": chat}
 def config(layers, tiny):
     from transformers import Qwen3_5TextConfig
 
-    kinds = ["full_attention" if (n + 1) % 4 == 0 else "linear_attention" for n in range(layers)]
+    kinds = ["full_attention" if (n + 1) % PERIOD == 0 else "linear_attention" for n in range(layers)]
     sizes = dict(hidden_size=5120, intermediate_size=17408, num_attention_heads=24, num_key_value_heads=4, head_dim=256,
                  linear_num_key_heads=16, linear_num_value_heads=48, vocab_size=248320)  # fmt: skip
     if tiny:

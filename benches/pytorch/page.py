@@ -49,6 +49,8 @@ def text(title, checks, results, missing, args):
     versions = "".join(f", {n} {v}" for n, v in tuned.get("versions", {}).items())
     parts = [title + versions + ".", checks.line() if checks.rows else "Checks: none yet."]
     parts += [f"{name}: not measured: {why}." for name, why in missing.items()]
+    others = {r["earlier"] for r in results.values() if "earlier" in r}
+    parts += [f"Rows marked as earlier are of another run. {other}." for other in sorted(others)]
     if tuned.get("weights"):
         weights = f"{mib(tuned['weights'])} MiB of random weights in bf16"
         shape = "of a tiny geometry" if args.tiny else "of 27B geometry"
@@ -69,6 +71,8 @@ def _workload(results, name):
         live = last.get("peak_live")
         digest = digests.setdefault(r["digests"][-1], len(digests) + 1)
         times = [f"{round_ms(r, what):.1f}" for what in ("host_ms", "cpu_ms")]
+        if "earlier" in results[f"{name} {suffix}"]:
+            shown += " (earlier)"
         rows.append([shown, mib(reserved), mib(reserved - weights), mib(r["device_peak"] - idle), mib(live - weights) if live else "",
                      *times, r["forwards"], f"{digest} ({r['digests'][-1][:8]})"])  # fmt: skip
     if not rows:
@@ -137,7 +141,7 @@ def _checks(checks):
 
 
 def _times(results):
-    return "Seconds: " + ", ".join(f"{name} {r['seconds']:.0f}" for name, r in results.items()) + "."
+    return "Seconds: " + ", ".join(f"{name} {r['seconds']:.0f}" for name, r in results.items() if "earlier" not in r) + "."
 
 
 def round_ms(result, what):

@@ -3,7 +3,7 @@
 with Terrace, and what Terrace's Gated DeltaNet does to the peak. One process for each configuration, since a process has one allocator.
 
     run.py [--markdown FILE] [--json FILE] [--only SECTION]... [--budget SECONDS] [--work FOLDER] [--layers 8] [--forwards 200]
-           [--device cpu | --rehearse LIBCUDA]
+           [--allocators NAME]... [--earlier FILE] [--expect-hash WORKLOAD=HEX]... [--device cpu | --rehearse LIBCUDA]
 
 Sections, in this order: mixed, kinds, chat, ranks, planned. A page is written after each job: a run that is cut short leaves what it has
 measured. A failed check makes the status 1, and so does a job that failed.
@@ -15,9 +15,13 @@ figures of memory, for that model; see rehearse.py.
 Kernels are tuned once, in the first process, and found on disk by the others: otherwise FLA would choose its tiles anew in each of
 them, and outputs would differ for that. FLA_CACHE_MODE and FLA_CONFIG_DIR fix the tile of its l2norm, which it would else tune for
 each prompt length; `--work` keeps what was compiled.
+
+Where time is short, `--allocators` takes only some of the allocators of a workload, and `--earlier` the others from an earlier run's
+JSON. Its outputs need the tiles of this run: a hash that differs is a failure only where the tiles are the same, and the page says so.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -30,10 +34,12 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "gdn"))
 
 import allocators  # noqa: E402
+import earlier  # noqa: E402
 import measure  # noqa: E402
 import page  # noqa: E402
 
 SECTIONS = ["mixed", "kinds", "chat", "ranks", "planned"]
+WORKLOADS = ("mixed", "chat")
 LEAST_S = 25  # no job is begun with less time left
 LONG, LONG_SHORT = 60_000, 300
 GIB = 1 << 30
@@ -49,8 +55,11 @@ L2NORM = {"default_config": {"kwargs": {"BT": 32}, "num_warps": 8, "num_stages":
 def main():
     args = arguments()
     bench = Bench(args)
-    for section in ["tune", *(s for s in SECTIONS if s in args.only)]:
-        SECTION[section](bench)
+    try:
+        for section in ["tune", *(s for s in SECTIONS if s in args.only)]:
+            SECTION[section](bench)
+    finally:
+        bench.close()
     text = bench.publish()
     for r in bench.checks.failed():
         print("FAILED", r["check"], r["detail"])
@@ -62,7 +71,8 @@ class Bench:
     """The jobs that were run, by name, the checks, and the page that shows both."""
 
     def __init__(self, args):
-        self.args, self.checks, self.results, self.missing = args, measure.Checks(), {}, {}
+        self.args, self.checks, self.results, self.missing = args, measure.Checks(), dict(args.earlier.results), {}
+        self.waiting = {name: [] for name in allocators.NAMES}  # (process, its log): imported, and not yet told what to do
         self.end = time.monotonic() + args.budget
         self.work = args.work or tempfile.mkdtemp(prefix="terrace-pytorch-")
         os.makedirs(os.path.join(self.work, "fla"), exist_ok=True)
@@ -110,11 +120,39 @@ class Bench:
         return None
 
     def _wait(self, job, log, processes, seconds, allocator):
+        if processes == 1 and self.waiting[allocator]:
+            child, early = self.waiting[allocator].pop()
+            os.replace(early, log)  # it writes on into the same file
+            with contextlib.suppress(BrokenPipeError):  # it ended already: its status and its log say why
+                child.stdin.write(job + "\n")
+                child.stdin.close()
+            return self._end(child, seconds)
         command = [sys.executable, os.path.join(HERE, "rehearse.py" if self.args.rehearse else "worker.py"), job]
         if processes > 1:
             launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-addr", "127.0.0.1",
                         "--master-port", "29517"]  # fmt: skip
             command[1:1] = launcher
+        with open(log, "w") as f:
+            child = subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT, env=self._environment(allocator))
+        return self._end(child, seconds)
+
+    def prepare(self):
+        """Starts the processes of the jobs to come: they import while kernels are tuned, when nothing is timed."""
+        for allocator in [] if self.args.rehearse else expected(self.args):
+            log = os.path.join(self.work, f"waiting-{sum(map(len, self.waiting.values()))}.log")
+            with open(log, "w") as f:
+                child = subprocess.Popen([sys.executable, os.path.join(HERE, "worker.py"), "-"], stdin=subprocess.PIPE, stdout=f,
+                                         stderr=subprocess.STDOUT, text=True, env=self._environment(allocator))  # fmt: skip
+            self.waiting[allocator].append((child, log))
+
+    def close(self):
+        """Lets those go that were not needed."""
+        for child, log in [pair for pairs in self.waiting.values() for pair in pairs]:
+            child.stdin.close()
+            child.wait()
+            os.remove(log)
+
+    def _environment(self, allocator):
         environment = {
             **os.environ, **allocators.environment(allocator), "FLA_FLASH_QLA": "0", "FLA_CACHE_MODE": "default",
             "FLA_CONFIG_DIR": os.path.join(self.work, "fla"), "TRITON_CACHE_DIR": os.path.join(self.work, "triton"),
@@ -122,18 +160,21 @@ class Bench:
         }  # fmt: skip
         if self.args.rehearse:
             environment["LD_PRELOAD"] = os.path.abspath(self.args.rehearse)
-        with open(log, "w") as f:
-            child = subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT, env=environment)
+        return environment
+
+    @staticmethod
+    def _end(child, seconds):
+        """The status of a process, or None if it had to be stopped."""
+        try:
+            return child.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            child.terminate()
             try:
-                return child.wait(timeout=seconds)
+                child.wait(timeout=10)
             except subprocess.TimeoutExpired:
-                child.terminate()
-                try:
-                    child.wait(timeout=10)
-                except subprocess.TimeoutExpired:
-                    child.kill()
-                    child.wait()
-                return None
+                child.kill()
+                child.wait()
+            return None
 
     def publish(self):
         """Writes the page and the figures as they are now."""
@@ -146,21 +187,42 @@ class Bench:
         return text
 
 
+def expected(args):
+    """The allocators of the processes that will be started, but for torchrun's: the one that tunes, then those of the chosen sections."""
+    yield "default"
+    for section in args.only:
+        if section in WORKLOADS:
+            yield from (name for name in args.allocators for _ in range(2 if name == "terrace" else 1))
+        elif section in ("kinds", "planned"):
+            yield "default" if section == "kinds" else "terrace"
+
+
 def tune(bench):
-    lengths = [20] if bench.args.device == "cpu" else [4128, 256]
-    result = bench.run("tune", kind="tune", lengths=lengths, ours=True)
+    bench.prepare()
+    tokens = 20 if bench.args.device == "cpu" else 4128
+    result = bench.run("tune", kind="tune", tokens=tokens, ours=True)
     if result and not bench.args.tiny:
         bench.checks.add("transformers calls FLA's rule", result["rule"].startswith("fla."), result["rule"])
 
 
 def workload(bench, name):
     """The three allocators over one workload; Terrace twice: plans recorded in an ample reservation, then loaded into one that fits."""
-    common = {"kind": "workload", "workload": name, "timed": 4 if bench.args.device != "cpu" else 1}
+    common = {"kind": "workload", "workload": name, "timed": 3 if bench.args.device != "cpu" else 1}
+    chosen = bench.args.allocators
     plan = os.path.join(bench.work, f"{name}.plans")
     once = 1  # of rounds without timing
-    base = bench.run(f"{name} default", allocator="default", forwards=once, **common)
-    if not bench.args.rehearse:  # it has no memory to map piecewise
+    if "default" in chosen:
+        bench.run(f"{name} default", allocator="default", forwards=once, **common)
+    if "expandable" in chosen and not bench.args.rehearse:  # it has no memory to map piecewise
         bench.run(f"{name} expandable", allocator="expandable", forwards=once, **common)
+    if "terrace" in chosen:
+        terrace(bench, name, plan, once, common)
+    if not bench.args.rehearse:  # no kernel ran
+        check_outputs(bench, name)
+
+
+def terrace(bench, name, plan, once, common):
+    """Plans recorded and loaded, beside what the default allocator did in this run or an earlier one."""
     first = bench.run(f"{name} terrace", allocator="terrace", forwards=bench.args.forwards, budget=bench.ample(name), save=plan, **common)
     if first is None:
         return
@@ -170,7 +232,8 @@ def workload(bench, name):
     if fits is None:
         most = first["stats"]["arena"] + first["stats"]["outside_peak"] + SLACK
         fits = bench.run(f"{name} terrace, loaded", budget=round_up(most), **loaded)
-    check_workload(bench, name, base, first, fits)
+    part = bench.results.get(f"{name} default", {}).get("parts", [{}])[0]
+    check_workload(bench, name, part if part.get("done") else None, first, fits)
 
 
 def tight(first):
@@ -185,14 +248,28 @@ def round_up(size):
     return -(-size // (2 << 20)) * (2 << 20)
 
 
+def check_outputs(bench, name):
+    """Digests of this run among themselves, then beside an earlier run's and the expected one."""
+    results = {job: result for job, result in bench.results.items() if job.startswith(f"{name} ")}
+    now, before = ({d for j, r in results.items() if ("earlier" in r) == old for p in r["parts"] for d in p.get("digests", [])}
+                   for old in (False, True))  # fmt: skip
+    if not now:
+        return
+    ours = [p["digests"] for r in results.values() if "earlier" not in r for p in r["parts"] if p.get("digests")]
+    found = f"{len(now)} digest of {sum(map(len, ours))} rounds in {len(ours)} processes"
+    bench.checks.add(f"{name}: outputs are bitwise equal in all processes, first and last round", len(now) == 1, found)
+    if before:
+        moved = bench.args.earlier.moved(bench.results["tune"]["parts"][0].get("tiles", {}))
+        if now != before and moved:
+            bench.missing[f"{name}: outputs beside the earlier run's"] = f"{len(moved)} kernels were tuned otherwise, such as {moved[0]}"
+        else:
+            bench.checks.add(f"{name}: outputs are bitwise equal to the earlier run's", now == before, f"{sorted(now)} {sorted(before)}")
+    if digest := bench.args.expect_hash.get(name):
+        bench.checks.add(f"{name}: outputs are those expected, {digest}", all(d.startswith(digest) for d in now))
+
+
 def check_workload(bench, name, base, first, fits):
     checks, dry = bench.checks, bench.args.device == "cpu"
-    parts = [part for job, result in bench.results.items() if job.startswith(f"{name} ") for part in result["parts"]]
-    digests = [digest for part in parts for digest in part.get("digests", [])]
-    if not bench.args.rehearse:  # no kernel ran
-        what = f"{name}: outputs of all allocators are bitwise equal, first and last round"
-        found = f"{len(set(digests))} digest of {len(digests)} rounds in {len(parts)} processes"
-        checks.add(what, base is not None and len(set(digests)) == 1, found)
     checks.add(f"{name}: {first['forwards']} forwards >= {bench.args.forwards}", first["forwards"] >= bench.args.forwards)
     if dry:
         return
@@ -272,6 +349,9 @@ def arguments():
     p.add_argument("--layers", type=int, default=8)
     p.add_argument("--forwards", type=int, default=200, help="of each workload with Terrace")
     p.add_argument("--only", action="append", choices=SECTIONS, help="may be given more than once; kernels are tuned always")
+    p.add_argument("--allocators", action="append", choices=allocators.NAMES, help="of the workloads; may be given more than once")
+    p.add_argument("--earlier", metavar="FILE", help="JSON of an earlier run: what the allocators did that are not chosen now")
+    p.add_argument("--expect-hash", action="append", default=[], metavar="WORKLOAD=HEX", help="how a workload's digest begins")
     p.add_argument("--budget", type=float, default=3600, help="seconds for all of it")
     p.add_argument("--work", help="folder for compiled kernels, plans and logs; a new one otherwise")
     p.add_argument("--markdown")
@@ -281,6 +361,16 @@ def arguments():
     args.tiny = args.device == "cpu" or args.rehearse is not None
     if args.rehearse and args.device == "cpu":
         p.error("--rehearse imagines a CUDA device; leave --device out")
+    args.allocators = args.allocators or list(allocators.NAMES)
+    pairs = [text.partition("=") for text in args.expect_hash]
+    for name, _, digest in pairs:
+        if name not in WORKLOADS or not digest:
+            p.error(f"--expect-hash takes WORKLOAD=HEX with one of {', '.join(WORKLOADS)}, not {name}")
+    args.expect_hash = {name: digest for name, _, digest in pairs}
+    try:
+        args.earlier = earlier.read(args)
+    except (OSError, ValueError) as e:
+        p.error(f"--earlier {args.earlier}: {e}")
     return args
 
 

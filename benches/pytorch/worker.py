@@ -2,10 +2,13 @@
 """One configuration in one process: reads a job, writes what it measured as JSON, after each part of it.
 
     worker.py JOB.json      as run.py starts it; under torchrun for the job "ranks"
+    worker.py -             imports what it can and reads the job's path when it comes
 """
 
+import concurrent.futures
 import contextlib
 import gc
+import glob
 import hashlib
 import importlib.metadata
 import inspect
@@ -21,7 +24,13 @@ import model as models
 
 
 def main():
-    with open(sys.argv[1]) as f:
+    path = sys.argv[1]
+    if path == "-":
+        _ahead()
+        path = sys.stdin.readline().strip()
+        if not path:
+            return  # not needed after all
+    with open(path) as f:
         job = json.load(f)
     begin = time.perf_counter()
     result = {"job": job, "begun": True}
@@ -38,27 +47,48 @@ def main():
     publish(done=True)
 
 
+def _ahead():
+    """Imports without a CUDA context, which would count as memory of whoever measures now: FLA makes one, so it and the model come later."""
+    import transformers.cache_utils
+    import transformers.modeling_utils  # noqa: F401
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError("importing transformers made a CUDA context: leave that import to the job, in worker.py's _ahead")
+
+
 def tune(job, publish):
-    """Compiles and tunes the kernels that the other processes then find on disk, and says what an idle context takes."""
+    """Compiles and tunes the kernels that the other processes then find on disk, and says what an idle context takes. One period of
+    layers does, and one length: no key of FLA's tuning has the number of tokens in it."""
     if job["device"] != "cpu":
         free, total = torch.cuda.mem_get_info()
         publish(idle=total - free)
-    model = _model(job)
-    for tokens in job["lengths"]:
-        ids = model.inputs([models.Step("prefill", tokens)])[0]
-        for _ in range(2):
-            cache = model.new_cache()
-            _, logits = model.forward(ids, cache)
-            model.forward(logits.argmax(-1), cache)
-        _synchronize(job)
-        publish(tuned=tokens)
+    model = models.Model(min(job["layers"], models.PERIOD), job["device"], job["tiny"])
+    ids = model.inputs([models.Step("prefill", job["tokens"])])[0]
+    cache = model.new_cache()
+    _, logits = model.forward(ids, cache)
+    model.forward(logits.argmax(-1), cache)
+    _synchronize(job)
+    publish(tiles=_tiles(os.environ.get("TRITON_CACHE_DIR")), tuned=job["tokens"])
     if job["ours"]:
         from terrace import gdn
 
         gdn.prepare(torch.bfloat16, job["device"])
     import transformers
 
-    publish(versions={"transformers": transformers.__version__, **_fla_version()}, weights=model.weights(), rule=_rule(model))
+    weights = models.Model(job["layers"], "meta", job["tiny"]).weights()
+    publish(versions={"transformers": transformers.__version__, **_fla_version()}, weights=weights, rule=_rule(model))
+
+
+def _tiles(folder):
+    """{kernel and key: the configuration that Triton's tuner chose}, of all that it keeps on disk."""
+    chosen = {}
+    for path in glob.glob(os.path.join(folder, "*", "*.autotune.json")) if folder else []:
+        with open(path) as f:
+            tuned = json.load(f)
+        config, _ = min(tuned["configs_timings"], key=lambda pair: pair[1])
+        kernel = os.path.basename(path).removesuffix(".autotune.json")
+        chosen[f"{kernel} {tuned['key']}"] = json.dumps(config, sort_keys=True)
+    return chosen
 
 
 def workload(job, publish):
@@ -98,9 +128,17 @@ class Run:
         self.host_ms, self.cpu_ms = ({repr(s.key): [] for s in steps} for _ in range(2))
 
     def round(self, hashed=False, timed=False):
-        """All steps once; a digest of every hidden state and logit if asked for."""
+        """All steps once; a digest of every hidden state and logit if asked for, taken while the device is at the next step."""
         digest = hashlib.blake2b(digest_size=16)
-        cache = tokens = None
+        with concurrent.futures.ThreadPoolExecutor(1) as hasher:  # one thread: in the order of the steps
+            updates = self._steps(timed, (lambda tensor: hasher.submit(digest.update, _bytes(tensor))) if hashed else None)
+        for update in updates:
+            update.result()
+        return digest.hexdigest() if hashed else None
+
+    def _steps(self, timed, hashing):
+        """All steps once, and what `hashing` returned for each output."""
+        updates, cache, tokens = [], None, None
         for step, ids in zip(self.steps, self.inputs, strict=True):
             ids = tokens if ids is None else ids
             if step.past == 0:
@@ -112,9 +150,8 @@ class Run:
                 used = self.model.new_cache() if cache is None else cache
                 hidden, logits = self.model.forward(ids, used)
                 tokens = logits.argmax(-1)
-                if hashed:
-                    digest.update(_bytes(hidden))
-                    digest.update(_bytes(logits))
+                if hashing:
+                    updates += [hashing(hidden), hashing(logits)]
                 del hidden, logits
                 cache = used if self.job["workload"] == "chat" else None
                 del used
@@ -125,7 +162,7 @@ class Run:
             self.device_peak = max(self.device_peak, self.alloc.figures()["device_used"]) if not timed else self.device_peak
         _synchronize(self.job)
         self.device_peak = max(self.device_peak, self.alloc.figures()["device_used"])
-        return digest.hexdigest() if hashed else None
+        return updates
 
     def outside(self):
         """The most that plans do not place in a round where all keys are known, looked at after each part of each layer."""
