@@ -108,10 +108,10 @@ fn synthetic_instances_reach_what_was_promised() {
 #[test]
 fn other_seeds_reach_the_same_ratios() {
     for seed in 11..14 {
-        holds(&format!("synth-10000-{seed}"), &generate::synth(10_000, seed), 1.09, 1_000_000, 1.025);
+        holds(&format!("synth-10000-{seed}"), &generate::synth(10_000, seed), 1.046, 1_000_000, 1.025);
     }
     for seed in 11..13 {
-        holds(&format!("dense-10000-{seed}"), &generate::dense(10_000, seed), 1.02, 1_000_000, 1.016);
+        holds(&format!("dense-10000-{seed}"), &generate::dense(10_000, seed), 1.019, 1_000_000, 1.016);
     }
 }
 
