@@ -127,6 +127,7 @@ unsafe impl Sync for Opened {}
 /// A loaded unit.
 struct Module {
     handle: sys::CUmodule,
+    unit: Unit,
     arch: Arch,
     kernels: Vec<(Entry, sys::CUfunction)>,
     /// Blocks of [`Entry::Stream`] that the device holds at once; 0 where there is no such kernel.
@@ -396,7 +397,7 @@ impl Opened {
         // SAFETY: a cubin, or PTX that ends with a null byte, as NVRTC made it: what came from the cache has its checksum.
         let handle = unsafe { result::module::load_data(image.as_ptr().cast()) }
             .map_err(failed(self.ordinal, "cuModuleLoadData"))?;
-        let mut module = Module { handle, arch, kernels: Vec::new(), resident: 0 };
+        let mut module = Module { handle, unit, arch, kernels: Vec::new(), resident: 0 };
         for entry in unit.entries(arch) {
             let kernel = self.kernel(&module, entry).inspect_err(|_| module.unload())?;
             module.kernels.push((entry, kernel));
@@ -520,55 +521,29 @@ impl Launches<'_> {
         }
         let kernels = &self.module.kernels;
         let kernel = kernels.iter().find(|(name, _)| *name == entry).map(|(_, kernel)| *kernel);
-        let kernel =
-            kernel.filter(|_| P::UNIT.entries(self.module.arch).contains(&entry)).ok_or_else(|| CudaError::Driver {
-                ordinal: self.ordinal,
-                call: "cuLaunchKernel",
-                reason: format!("{} is not in {}", entry.name().to_string_lossy(), P::UNIT.name()),
-            })?;
+        let kernel = kernel.filter(|_| P::UNIT == self.module.unit).ok_or_else(|| CudaError::Driver {
+            ordinal: self.ordinal,
+            call: "cuLaunchKernel",
+            reason: format!("{} is not in {}", entry.name().to_string_lossy(), P::UNIT.name()),
+        })?;
         let mut all = [ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
         let stream = ptr::with_exposed_provenance_mut(self.stream as usize);
         let shared = entry.dynamic_shared(self.module.arch);
+        let (grid, block) = ((blocks, 1, 1), (entry.threads(), 1, 1));
+        // Blocks of `Stream` wait for each other, so they must all be there: what a cooperative launch is for.
+        let is_cooperative = entry == Entry::Stream;
         // SAFETY: the function is of a loaded module of the current context; it takes one parameter, whose layout `P` vouches for
         // and which the driver copies before it returns. The stream is the promise of `Device::on`, the parameters' contents the
         // caller's.
-        if entry == Entry::Stream {
-            // Its blocks wait for each other, so they must all be there: what this kind of launch is for.
-            unsafe {
-                sys::cuLaunchCooperativeKernel(
-                    kernel,
-                    blocks,
-                    1,
-                    1,
-                    entry.threads(),
-                    1,
-                    1,
-                    shared,
-                    stream,
-                    all.as_mut_ptr(),
-                )
+        let launched = unsafe {
+            if is_cooperative {
+                result::launch_cooperative_kernel(kernel, grid, block, shared, stream, &mut all)
+            } else {
+                result::launch_kernel(kernel, grid, block, shared, stream, &mut all)
             }
-            .result()
-            .map_err(failed(self.ordinal, "cuLaunchCooperativeKernel"))?;
-        } else {
-            unsafe {
-                sys::cuLaunchKernel(
-                    kernel,
-                    blocks,
-                    1,
-                    1,
-                    entry.threads(),
-                    1,
-                    1,
-                    shared,
-                    stream,
-                    all.as_mut_ptr(),
-                    ptr::null_mut(),
-                )
-            }
-            .result()
-            .map_err(failed(self.ordinal, "cuLaunchKernel"))?;
-        }
+        };
+        let call = if is_cooperative { "cuLaunchCooperativeKernel" } else { "cuLaunchKernel" };
+        launched.map_err(failed(self.ordinal, call))?;
         self.count += 1;
         Ok(())
     }

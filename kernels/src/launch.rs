@@ -21,7 +21,8 @@ use crate::error::Error;
 use crate::path::{Path, Route};
 use crate::source::Unit;
 use crate::tile::{
-    Arch, Element, Entry, STREAM_CHUNKS, decode_blocks, decode_rows, progress_words, slices, stream_blocks,
+    Arch, Element, Entry, STREAM_CHUNKS, decode_blocks, decode_rows, has_room_to_stream, progress_words, slices,
+    stream_blocks,
 };
 use crate::view::{Dtype, PoolMut, Tensor, TensorMut, Workspace};
 use crate::window::{MAX_SEGMENTS, Segment, Step};
@@ -185,13 +186,10 @@ pub(crate) fn prefill(device: &Device, args: Prefill<'_>, workspace: &Workspace<
     let mut launches = device.begin(Unit::Prefill, element)?;
     let walk = Walk { shape: args.shape, at };
     let long = args.chunks() >= STREAMED_CHUNKS * args.sequences() as u64;
-    let streams =
-        stream_blocks(params.key_heads.unsigned_abs(), params.value_heads.unsigned_abs(), 1, launches.resident());
+    let room = has_room_to_stream(args.shape.value_heads(), launches.resident());
     // Two tables are held at a time where one window's recurrence runs beside the next one's chunks.
     let (route, design, tables) = match args.design {
-        Design::Fused if long && streams.is_some() => {
-            (Route::CudaStreamed, "the fused design, all windows in one launch", 1)
-        }
+        Design::Fused if long && room => (Route::CudaStreamed, "the fused design, all windows in one launch", 1),
         Design::Fused if long => (Route::CudaFused, "the fused design, a launch for each window", 2),
         Design::Fused => (Route::CudaFused, "the fused design, a launch for each window since sequences are short", 2),
         Design::Staged => (Route::CudaStaged, "the staged design, as asked", 1),
@@ -306,7 +304,6 @@ impl Walk<'_> {
             params.recur_segment = *step.table();
             params.intra_slots = step.slots.cast_signed();
             let blocks = stream_blocks(key_heads, value_heads, step.slots, launches.resident());
-            let blocks = blocks.expect("the caller has asked");
             // SAFETY: the arguments were checked, and their makers vouched for what they point at. The workspace's parts are as large as
             // the layout says, and the progress of both halves fits into a carry, as is asserted below.
             unsafe {
@@ -336,7 +333,6 @@ impl Walk<'_> {
             self.recur(params, before.as_ref(), |window| window % 2);
             self.intra(params, now.as_ref(), |window| window % 2);
             let blocks = self.recur_blocks(params) * slices(launches.arch()) + self.intra_blocks(params);
-            // The first must wait for whatever made the inputs; from then on each waits by itself, as late as it can.
             // SAFETY: the arguments were checked, and their makers vouched for what they point at. The workspace's parts are as
             // large as the layout says, and a launch writes the half that the one before it does not read.
             unsafe { launches.launch(Entry::Window, blocks, params) }?;

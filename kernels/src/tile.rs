@@ -270,15 +270,20 @@ pub(crate) const fn progress_words(half_slots: u32, key_heads: u32) -> u32 {
 /// The most chunks of one launch of [`Entry::Stream`]: items, chunks times at most 1024 key heads, are counted in 31 bits.
 pub(crate) const STREAM_CHUNKS: u32 = 1 << 20;
 
-/// Blocks of a launch of [`Entry::Stream`] over so many chunks on a device that holds `resident` of them at once, or `None` where
-/// the walks of all heads would leave too little room beside them: windows are launched one by one then.
-pub(crate) const fn stream_blocks(key_heads: u32, value_heads: u32, chunks: u32, resident: u32) -> Option<u32> {
-    let walks = value_heads * 2;
-    if 4 * walks > 3 * resident {
-        return None;
-    }
-    let (room, items) = (resident - walks, chunks * key_heads);
-    Some(walks + if items < room { items } else { room })
+/// Whether a device that holds so many blocks of [`Entry::Stream`] at once has room for the walks of all heads and enough beside them.
+/// Where it has not, windows are launched one by one.
+pub(crate) const fn has_room_to_stream(value_heads: u32, resident: u32) -> bool {
+    4 * stream_walks(value_heads) <= 3 * resident
+}
+
+/// Blocks of a launch of [`Entry::Stream`] over so many chunks, on a device that [has room](has_room_to_stream).
+pub(crate) const fn stream_blocks(key_heads: u32, value_heads: u32, chunks: u32, resident: u32) -> u32 {
+    let (most, items) = (resident - stream_walks(value_heads), chunks * key_heads);
+    stream_walks(value_heads) + if items < most { items } else { most }
+}
+
+const fn stream_walks(value_heads: u32) -> u32 {
+    value_heads * slices(Arch::Sm90a)
 }
 
 const fn larger(one: u32, other: u32) -> u32 {
@@ -330,6 +335,16 @@ mod tests {
                 assert!(entry.dynamic_shared(arch) <= arch.shared_limit(), "{entry:?} on {arch}");
             }
         }
+    }
+
+    #[test]
+    fn a_stream_has_all_its_walks_and_no_more_blocks_than_fit_or_have_work() {
+        // An H200 holds 264 at once.
+        assert!(has_room_to_stream(48, 264) && has_room_to_stream(99, 264));
+        assert!(!has_room_to_stream(100, 264) && !has_room_to_stream(1, 0));
+        assert_eq!(stream_blocks(16, 48, 1000, 264), 264);
+        assert_eq!(stream_blocks(16, 48, 2, 264), 96 + 32);
+        assert_eq!(stream_blocks(16, 48, 0, 264), 96);
     }
 
     #[test]
