@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::error::Error;
 
-use crate::event::{Action, BufferId, Event, LabelId, LaneId};
+use crate::event::{Action, BufferId, Event, LaneId};
 use crate::profile::Profile;
 use crate::units::{Bytes, DeviceSpan, Tick};
 
@@ -53,16 +53,6 @@ impl<'m> Recorder<'m> {
         let tick = Tick(self.profile.events.len() as u64);
         self.profile.events.push(Event { tick, action });
     }
-
-    /// There are a few dozen labels, so a search is quick.
-    fn label(&mut self, text: &str) -> LabelId {
-        let labels = &mut self.profile.labels;
-        let at = labels.iter().position(|label| label == text).unwrap_or_else(|| {
-            labels.push(text.to_owned());
-            labels.len() - 1
-        });
-        LabelId(at as u32)
-    }
 }
 
 impl Memory for Recorder<'_> {
@@ -74,7 +64,7 @@ impl Memory for Recorder<'_> {
         };
         self.buffers += 1;
         self.live.insert(span.address, id);
-        let label = self.label(label);
+        let label = self.profile.label_of(label);
         self.push(Action::Alloc { id, bytes, label, lane: LaneId(0), hints: None });
         Ok(span)
     }

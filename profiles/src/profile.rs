@@ -89,6 +89,15 @@ impl std::str::FromStr for StepSelector {
 }
 
 impl Profile {
+    /// The label of this text, which is added if there is none. For a few dozen labels: it is searched for.
+    pub(crate) fn label_of(&mut self, text: &str) -> LabelId {
+        let at = self.labels.iter().position(|label| label == text).unwrap_or_else(|| {
+            self.labels.push(text.to_owned());
+            self.labels.len() - 1
+        });
+        LabelId(at as u32)
+    }
+
     /// Checks every rule; the error names the event and the rule it breaks.
     pub fn check(&self) -> Result<(), Error> {
         self.lives().map(drop)

@@ -2,7 +2,7 @@
 
 use super::workload::Lifetimes;
 use crate::error::{At, Error};
-use crate::event::{Action, BufferId, Event, LabelId, LaneId};
+use crate::event::{Action, BufferId, Event, LaneId};
 use crate::limits::{BUFFER_COST, EVENT_COST, Limits, Meter};
 use crate::profile::Profile;
 use crate::shape::layer::{Row, Table};
@@ -57,7 +57,7 @@ impl Writer {
 
     /// A buffer that lives until it is freed.
     pub(super) fn alloc(&mut self, label: &str, bytes: Bytes) -> Result<BufferId, Error> {
-        let label = self.label(label);
+        let label = self.profile.label_of(label);
         let id = BufferId(self.buffers);
         self.buffers += 1;
         self.meter.charge(BUFFER_COST, At::File)?;
@@ -76,15 +76,5 @@ impl Writer {
         let tick = Tick(self.profile.events.len() as u64);
         self.profile.events.push(Event { tick, action });
         Ok(())
-    }
-
-    /// There are a few dozen labels, so a search is quick.
-    fn label(&mut self, text: &str) -> LabelId {
-        let labels = &mut self.profile.labels;
-        let at = labels.iter().position(|label| label == text).unwrap_or_else(|| {
-            labels.push(text.to_owned());
-            labels.len() - 1
-        });
-        LabelId(at as u32)
     }
 }
