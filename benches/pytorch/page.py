@@ -18,9 +18,8 @@ WHAT = {
     "chat": "Five turns on one growing cache, 8 decodes each.",
 }
 COLUMNS = (
-    "Device: what the process takes of the GPU beyond an idle CUDA context. Host: wall clock of the calls of a round before anything waits "
-    "for the device, medians by kind of step; CPU: the thread's own time in it. The recording run's reservation is ample on purpose; the "
-    "loaded one's is the arena, what was seen outside of it in a settled round, as much again as of that came and went, and 128 MiB."
+    "Device: what the process takes of the GPU beyond an idle CUDA context. The recording run's reservation is ample on purpose; the loaded "
+    "one's is the arena, what was seen outside of it in a settled round, as much again as of that came and went, and 128 MiB."
 )
 
 
@@ -49,13 +48,12 @@ def text(title, checks, results, missing, args):
     versions = "".join(f", {n} {v}" for n, v in tuned.get("versions", {}).items())
     parts = [title + versions + ".", checks.line() if checks.rows else "Checks: none yet."]
     parts += [f"{name}: not measured: {why}." for name, why in missing.items()]
-    others = {r["earlier"] for r in results.values() if "earlier" in r}
-    parts += [f"Rows marked as earlier are of another run. {other}." for other in sorted(others)]
     if tuned.get("weights"):
         weights = f"{mib(tuned['weights'])} MiB of random weights in bf16"
         shape = "of a tiny geometry" if args.tiny else "of 27B geometry"
         parts.append(f"{args.layers} layers {shape} with head, {weights}; rule from {tuned.get('rule')}.")
     parts += [_workload(results, name) for name in ("mixed", "chat")]
+    parts += [_host(results, name) for name in ("mixed", "chat")]
     parts += [_kinds(results), _planned(results), _ranks(results), _checks(checks), _times(results)]
     return "\n\n".join(p for p in parts if p) + "\n"
 
@@ -70,15 +68,11 @@ def _workload(results, name):
         reserved = last["peak_reserved"]
         live = last.get("peak_live")
         digest = digests.setdefault(r["digests"][-1], len(digests) + 1)
-        times = [f"{round_ms(r, what):.1f}" for what in ("host_ms", "cpu_ms")]
-        if "earlier" in results[f"{name} {suffix}"]:
-            shown += " (earlier)"
         rows.append([shown, mib(reserved), mib(reserved - weights), mib(r["device_peak"] - idle), mib(live - weights) if live else "",
-                     *times, r["forwards"], f"{digest} ({r['digests'][-1][:8]})"])  # fmt: skip
+                     r["forwards"], f"{digest} ({r['digests'][-1][:8]})"])  # fmt: skip
     if not rows:
         return ""
-    head = ["allocator", "reserved MiB", "beyond weights", "device MiB", "peak live beyond weights", "host ms a round", "CPU ms a round",
-            "forwards", "outputs"]  # fmt: skip
+    head = ["allocator", "reserved MiB", "beyond weights", "device MiB", "peak live beyond weights", "forwards", "outputs"]
     text = [f"## {name}\n\n{WHAT[name]} {COLUMNS}", measure.table(head, rows)]
     stats = _part(results, f"{name} terrace").get("stats")
     if stats and stats["lower_bound"]:
@@ -89,6 +83,28 @@ def _workload(results, name):
             f"{stats['plans']} plans, {stats['plan_ns'] / 1e6:.0f} ms for all of them; overflow at most {mib(stats['overflow_peak'])} MiB."
         )
     return "\n\n".join(text)
+
+
+def _host(results, name):
+    parts = results.get(f"host {name}", {}).get("parts", [])
+    if not parts or not all(part.get("rounds") for part in parts):
+        return ""
+    base = next((part["rounds"] for part in parts if part["job"]["allocator"] == "default"), None)
+    phases = list(parts[0]["forwards"])
+    rows = []
+    for part in parts:
+        rounds = part["rounds"]
+        each = [statistics.median(r[phase]["host_ms"] for r in rounds) / part["forwards"][phase] for phase in phases]
+        whole = [statistics.median(_round(r, what) for r in rounds) for what in ("host_ms", "cpu_ms", "whole_ms")]
+        ratios = [f"{of_default(rounds, base, what):.3f}" if base else "" for what in ("host_ms", "whole_ms")]
+        rows.append([part["job"]["allocator"], *(f"{ms:.2f}" for ms in each), *(f"{ms:.1f}" for ms in whole), *ratios])
+    head = ["allocator", *(f"host ms a {phase}" for phase in phases), "host ms a round", "CPU ms", "with the device, ms", "host / default's",
+            "with the device / default's"]  # fmt: skip
+    return (
+        f"## {name}: host time\n\nMedians of {len(parts[0]['rounds'])} rounds; the processes take turns after each. Host: the wall clock of a "
+        f"forward's calls before anything waits for the device; CPU: the thread's own time in it. Ratios: the median over rounds, each beside "
+        f"the default allocator's of the same lap.\n\n" + measure.table(head, rows)
+    )
 
 
 def _kinds(results):
@@ -141,13 +157,17 @@ def _checks(checks):
 
 
 def _times(results):
-    return "Seconds: " + ", ".join(f"{name} {r['seconds']:.0f}" for name, r in results.items() if "earlier" not in r) + "."
+    return "Seconds: " + ", ".join(f"{name} {r['seconds']:.0f}" for name, r in results.items()) + "."
 
 
-def round_ms(result, what):
-    """Milliseconds of a round: the median of each key, as often as it comes."""
-    rounds = max(1, result["job"]["timed"])
-    return sum(statistics.median(ms) * len(ms) / rounds for ms in result[what].values() if ms)
+def of_default(rounds, base, what):
+    """The median over rounds of what they took, as a part of what the other process took in the same lap."""
+    return statistics.median(_round(ours, what) / _round(theirs, what) for ours, theirs in zip(rounds, base, strict=True))
+
+
+def _round(phases, what):
+    """Milliseconds of a round."""
+    return sum(phase[what] for phase in phases.values())
 
 
 def mib(n):

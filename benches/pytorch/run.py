@@ -3,9 +3,9 @@
 with Terrace, and what Terrace's Gated DeltaNet does to the peak. One process for each configuration, since a process has one allocator.
 
     run.py [--markdown FILE] [--json FILE] [--only SECTION]... [--budget SECONDS] [--work FOLDER] [--layers 8] [--forwards 200]
-           [--allocators NAME]... [--earlier FILE] [--expect-hash WORKLOAD=HEX]... [--device cpu | --rehearse LIBCUDA]
+           [--allocators NAME]... [--device cpu | --rehearse LIBCUDA]
 
-Sections, in this order: mixed, kinds, chat, ranks, planned. A page is written after each job: a run that is cut short leaves what it has
+Sections, in this order: mixed, kinds, chat, ranks, planned, host. A page is written after each job: a run that is cut short leaves what it has
 measured. A failed check makes the status 1, and so does a job that failed.
 
 Without a GPU, with a tiny model: `--device cpu` computes short prompts, with everything but the CUDA allocators, and measures nothing.
@@ -16,8 +16,8 @@ Kernels are tuned once, in the first process, and found on disk by the others: o
 them, and outputs would differ for that. FLA_CACHE_MODE and FLA_CONFIG_DIR fix the tile of its l2norm, which it would else tune for
 each prompt length; `--work` keeps what was compiled.
 
-Where time is short, `--allocators` takes only some of the allocators of a workload, and `--earlier` the others from an earlier run's
-JSON. Its outputs need the tiles of this run: a hash that differs is a failure only where the tiles are the same, and the page says so.
+Host time is that of processes that take turns, round by round, one for each allocator: a machine's speed changes by more than what is
+compared while a process runs.
 """
 
 import argparse
@@ -34,14 +34,14 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(os.path.dirname(HERE), "gdn"))
 
 import allocators  # noqa: E402
-import earlier  # noqa: E402
 import measure  # noqa: E402
 import page  # noqa: E402
 
-SECTIONS = ["mixed", "kinds", "chat", "ranks", "planned"]
+SECTIONS = ["mixed", "kinds", "chat", "ranks", "planned", "host"]
 WORKLOADS = ("mixed", "chat")
 LEAST_S = 25  # no job is begun with less time left
 LONG, LONG_SHORT = 60_000, 300
+ROUNDS = {"mixed": 9, "chat": 11}  # that are timed of each process of the section "host"
 GIB = 1 << 30
 # Reservations while plans are recorded: ample, since requests of a step that is recorded are served outside of any plan.
 AMPLE = {"mixed": 48 * GIB, "chat": 32 * GIB, "planned": 96 * GIB, "ranks": 20 * GIB}
@@ -71,7 +71,7 @@ class Bench:
     """The jobs that were run, by name, the checks, and the page that shows both."""
 
     def __init__(self, args):
-        self.args, self.checks, self.results, self.missing = args, measure.Checks(), dict(args.earlier.results), {}
+        self.args, self.checks, self.results, self.missing = args, measure.Checks(), {}, {}
         self.waiting = {name: [] for name in allocators.NAMES}  # (process, its log): imported, and not yet told what to do
         self.end = time.monotonic() + args.budget
         self.work = args.work or tempfile.mkdtemp(prefix="terrace-pytorch-")
@@ -86,55 +86,76 @@ class Bench:
 
     def run(self, name, processes=1, may_fail=False, **job):
         """What a job measured, or None if it did not end; why is on the page. Partial results stay in `results`."""
+        found = self._measure(name, [job], processes, may_fail)
+        return found and (found[0] if processes == 1 else found)
+
+    def in_turns(self, name, jobs):
+        """What jobs measured that run at the same time, or None if one of them did not end. Each does a round when its turn comes."""
+        rings = [os.path.join(self.work, f"turn.{at}") for at in range(len(jobs))]
+        held = [_fifo(path) for path in rings]  # kept open here, so that nobody waits to open one, and nothing written is lost
+        turns = [{"mine": path, "next": rings[(at + 1) % len(rings)]} for at, path in enumerate(rings)]
+        os.write(held[0], b".")
+        try:
+            return self._measure(name, [{**job, "turn": turn} for job, turn in zip(jobs, turns, strict=True)])
+        finally:
+            for end in held:
+                os.close(end)
+
+    def _measure(self, name, jobs, processes=1, may_fail=False):
+        """What each of the processes measured, all started at once: one for each job, or `processes` of torchrun's for the only one."""
         left = self.end - time.monotonic()
         if left < LEAST_S:
             self.missing[name] = "out of time"
             self.publish()
             return None
-        out = os.path.join(self.work, f"{name}.json")
-        small = {"tiny": self.args.tiny, "short": self.args.device == "cpu"}
-        common = {"device": self.args.device, "layers": self.args.layers, "out": out, **small}
-        path, log = (os.path.join(self.work, f"{name}.{end}") for end in ("job", "log"))
-        with open(path, "w") as f:
-            json.dump({**common, **job}, f)
-        parts = [out] if processes == 1 else [f"{out}.{rank}" for rank in range(processes)]
-        for part in parts:  # a kept folder may have one of an earlier run
-            if os.path.exists(part):
-                os.remove(part)
         begin = time.monotonic()
         print(f"== {name} ({left:.0f} s left)", flush=True)
-        status = self._wait(path, log, processes, left, job.get("allocator", "default"))
-        found = [_read(part) for part in parts]
+        children, logs, outs = [], [], []
+        for at, job in enumerate(jobs):
+            stem = os.path.join(self.work, name if len(jobs) == 1 else f"{name} {at}")
+            out = f"{stem}.json"
+            outs += [out] if processes == 1 else [f"{out}.{rank}" for rank in range(processes)]
+            logs.append(f"{stem}.log")
+            children.append(self._start(f"{stem}.job", logs[-1], processes, {**job, "out": out}))
+        status = _end(children, left)
+        found = [_read(out) for out in outs]
         self.results[name] = {"seconds": time.monotonic() - begin, "parts": found}
         if status == 0 and all(part.get("done") for part in found):
             self.missing.pop(name, None)
             self.publish()
-            return found[0] if processes == 1 else found
-        with open(log, errors="replace") as f:
-            tail = f.read().strip().splitlines()[-12:]
-        print("\n".join(tail), flush=True)
-        self.missing[name] = "cut off by the budget" if status is None else f"ended with status {status}: {tail[-1][:300] if tail else ''}"
+            return found
+        tails = [_tail(log) for log in logs]
+        print("\n".join(line for tail in tails for line in tail), flush=True)
+        ends = "; ".join(tail[-1][:300] for tail in tails if tail)
+        self.missing[name] = "cut off by the budget" if status is None else f"ended with status {status}: {ends}"
         if status is not None and not may_fail:
             self.checks.add(f"{name} ran", False, self.missing[name])
         self.publish()
         return None
 
-    def _wait(self, job, log, processes, seconds, allocator):
+    def _start(self, path, log, processes, job):
+        """The process of a job, or torchrun's for several."""
+        small = {"tiny": self.args.tiny, "short": self.args.device == "cpu"}
+        with open(path, "w") as f:
+            json.dump({"device": self.args.device, "layers": self.args.layers, **small, **job}, f)
+        for part in [job["out"], *(f"{job['out']}.{rank}" for rank in range(processes))]:  # a kept folder may have one of an earlier run
+            if os.path.exists(part):
+                os.remove(part)
+        allocator = job.get("allocator", "default")
         if processes == 1 and self.waiting[allocator]:
             child, early = self.waiting[allocator].pop()
             os.replace(early, log)  # it writes on into the same file
             with contextlib.suppress(BrokenPipeError):  # it ended already: its status and its log say why
-                child.stdin.write(job + "\n")
+                child.stdin.write(path + "\n")
                 child.stdin.close()
-            return self._end(child, seconds)
-        command = [sys.executable, os.path.join(HERE, "rehearse.py" if self.args.rehearse else "worker.py"), job]
+            return child
+        command = [sys.executable, os.path.join(HERE, "rehearse.py" if self.args.rehearse else "worker.py"), path]
         if processes > 1:
             launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-addr", "127.0.0.1",
                         "--master-port", "29517"]  # fmt: skip
             command[1:1] = launcher
         with open(log, "w") as f:
-            child = subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT, env=self._environment(allocator))
-        return self._end(child, seconds)
+            return subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT, env=self._environment(allocator))
 
     def prepare(self):
         """Starts the processes of the jobs to come: they import while kernels are tuned, when nothing is timed."""
@@ -162,20 +183,6 @@ class Bench:
             environment["LD_PRELOAD"] = os.path.abspath(self.args.rehearse)
         return environment
 
-    @staticmethod
-    def _end(child, seconds):
-        """The status of a process, or None if it had to be stopped."""
-        try:
-            return child.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            child.terminate()
-            try:
-                child.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            return None
-
     def publish(self):
         """Writes the page and the figures as they are now."""
         text = page.text(self.heading, self.checks, self.results, self.missing, self.args)
@@ -195,6 +202,8 @@ def expected(args):
             yield from (name for name in args.allocators for _ in range(2 if name == "terrace" else 1))
         elif section in ("kinds", "planned"):
             yield "default" if section == "kinds" else "terrace"
+        elif section == "host":
+            yield from (name for name in args.allocators for _ in WORKLOADS)
 
 
 def tune(bench):
@@ -207,33 +216,33 @@ def tune(bench):
 
 def workload(bench, name):
     """The three allocators over one workload; Terrace twice: plans recorded in an ample reservation, then loaded into one that fits."""
-    common = {"kind": "workload", "workload": name, "timed": 3 if bench.args.device != "cpu" else 1}
+    common = {"kind": "workload", "workload": name}
     chosen = bench.args.allocators
-    plan = os.path.join(bench.work, f"{name}.plans")
-    once = 1  # of rounds without timing
+    few = 0  # forwards: as many as the rounds that every process does
     if "default" in chosen:
-        bench.run(f"{name} default", allocator="default", forwards=once, **common)
+        bench.run(f"{name} default", allocator="default", forwards=few, **common)
     if "expandable" in chosen and not bench.args.rehearse:  # it has no memory to map piecewise
-        bench.run(f"{name} expandable", allocator="expandable", forwards=once, **common)
+        bench.run(f"{name} expandable", allocator="expandable", forwards=few, **common)
     if "terrace" in chosen:
-        terrace(bench, name, plan, once, common)
+        terrace(bench, name, few, common)
     if not bench.args.rehearse:  # no kernel ran
         check_outputs(bench, name)
 
 
-def terrace(bench, name, plan, once, common):
-    """Plans recorded and loaded, beside what the default allocator did in this run or an earlier one."""
+def terrace(bench, name, few, common):
+    """Plans recorded and loaded."""
+    plan = os.path.join(bench.work, f"{name}.plans")
     first = bench.run(f"{name} terrace", allocator="terrace", forwards=bench.args.forwards, budget=bench.ample(name), save=plan, **common)
     if first is None:
         return
-    loaded = {"allocator": "terrace", "forwards": once, "plan": plan, **common}
+    loaded = {"allocator": "terrace", "forwards": few, "plan": plan, **common}
     # If that is too little, what the recording run took certainly does.
     fits = bench.run(f"{name} terrace, loaded", budget=tight(first), may_fail=True, **loaded)
     if fits is None:
         most = first["stats"]["arena"] + first["stats"]["outside_peak"] + SLACK
         fits = bench.run(f"{name} terrace, loaded", budget=round_up(most), **loaded)
-    part = bench.results.get(f"{name} default", {}).get("parts", [{}])[0]
-    check_workload(bench, name, part if part.get("done") else None, first, fits)
+    if bench.args.device != "cpu":
+        check_plans(bench, name, first, fits)
 
 
 def tight(first):
@@ -249,30 +258,17 @@ def round_up(size):
 
 
 def check_outputs(bench, name):
-    """Digests of this run among themselves, then beside an earlier run's and the expected one."""
-    results = {job: result for job, result in bench.results.items() if job.startswith(f"{name} ")}
-    now, before = ({d for j, r in results.items() if ("earlier" in r) == old for p in r["parts"] for d in p.get("digests", [])}
-                   for old in (False, True))  # fmt: skip
-    if not now:
-        return
-    ours = [p["digests"] for r in results.values() if "earlier" not in r for p in r["parts"] if p.get("digests")]
-    found = f"{len(now)} digest of {sum(map(len, ours))} rounds in {len(ours)} processes"
-    bench.checks.add(f"{name}: outputs are bitwise equal in all processes, first and last round", len(now) == 1, found)
-    if before:
-        moved = bench.args.earlier.moved(bench.results["tune"]["parts"][0].get("tiles", {}))
-        if now != before and moved:
-            bench.missing[f"{name}: outputs beside the earlier run's"] = f"{len(moved)} kernels were tuned otherwise, such as {moved[0]}"
-        else:
-            bench.checks.add(f"{name}: outputs are bitwise equal to the earlier run's", now == before, f"{sorted(now)} {sorted(before)}")
-    if digest := bench.args.expect_hash.get(name):
-        bench.checks.add(f"{name}: outputs are those expected, {digest}", all(d.startswith(digest) for d in now))
+    """Digests of the processes of this workload, among themselves."""
+    found = [p["digests"] for job, r in bench.results.items() if job.startswith(f"{name} ") for p in r["parts"] if p.get("digests")]
+    digests = {digest for each in found for digest in each}
+    if digests:
+        text = f"{len(digests)} digest of {sum(map(len, found))} rounds in {len(found)} processes"
+        bench.checks.add(f"{name}: outputs are bitwise equal in all processes, first and last round", len(digests) == 1, text)
 
 
-def check_workload(bench, name, base, first, fits):
-    checks, dry = bench.checks, bench.args.device == "cpu"
+def check_plans(bench, name, first, fits):
+    checks = bench.checks
     checks.add(f"{name}: {first['forwards']} forwards >= {bench.args.forwards}", first["forwards"] >= bench.args.forwards)
-    if dry:
-        return
     stats, settled, last = first["stats"], first["settled"], first["last"]
     checks.add(f"{name}: arena <= 1.02 x planned peak live", stats["arena"] <= 1.02 * stats["lower_bound"],
                f"{stats['arena']} / {stats['lower_bound']} = {stats['arena'] / max(1, stats['lower_bound']):.4f}")  # fmt: skip
@@ -285,9 +281,6 @@ def check_workload(bench, name, base, first, fits):
     grown = {w: last["stats"][w] - settled["stats"][w] for w in ("arena", "outside_peak", "reservation")}
     grown["device"] = last["device_used"] - settled["device_used"]
     checks.add(f"{name}: no growth from settled to forward {first['forwards']}", all(v <= 0 for v in grown.values()), str(grown))
-    if base and not bench.args.rehearse:
-        ratio = page.round_ms(first, "host_ms") / page.round_ms(base, "host_ms")
-        checks.add(f"{name}: host time of a round <= 1.05 x default's", ratio <= 1.05, f"{ratio:.3f}")
 
 
 def kinds(bench):
@@ -330,8 +323,59 @@ def planned(bench):
         bench.checks.add("planned: the arena is smaller with ours", ours < fla, f"{ours} < {fla}")
 
 
+def host(bench):
+    """Time of the calls of each workload, with all allocators in turns."""
+    names = [name for name in bench.args.allocators if name != "expandable" or not bench.args.rehearse]
+    for name in WORKLOADS:
+        rounds = ROUNDS[name] if bench.args.device != "cpu" else 2
+        common = {"kind": "turns", "workload": name, "rounds": rounds}
+        jobs = [{"allocator": each, **common, **({"budget": bench.ample(name)} if each == "terrace" else {})} for each in names]
+        found = bench.in_turns(f"host {name}", jobs)
+        if found and {"default", "terrace"} <= {*names} and bench.args.device != "cpu" and not bench.args.rehearse:
+            ours, base = (found[names.index(each)]["rounds"] for each in ("terrace", "default"))
+            ratio = page.of_default(ours, base, "host_ms")
+            bench.checks.add(f"host {name}: host time of a round <= 1.05 x default's", ratio <= 1.05, f"{ratio:.3f}")
+
+
 SECTION = {"tune": tune, "mixed": lambda b: workload(b, "mixed"), "chat": lambda b: workload(b, "chat"), "kinds": kinds, "ranks": ranks,
-           "planned": planned}  # fmt: skip
+           "planned": planned, "host": host}  # fmt: skip
+
+
+def _fifo(path):
+    """A new pipe in the file system, opened for both ends."""
+    if os.path.exists(path):
+        os.remove(path)
+    os.mkfifo(path)
+    return os.open(path, os.O_RDWR)
+
+
+def _end(children, seconds):
+    """0, or the first status that is another, or None if time was up. No process is left running."""
+    end = time.monotonic() + seconds
+    try:
+        while time.monotonic() < end:
+            ended = [child.poll() for child in children]
+            if any(ended) or None not in ended:
+                return next(filter(None, ended), 0)
+            time.sleep(0.05)
+        return None
+    finally:
+        for child in children:
+            _stop(child)
+
+
+def _stop(child):
+    child.terminate()
+    try:
+        child.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _tail(log):
+    with open(log, errors="replace") as f:
+        return f.read().strip().splitlines()[-12:]
 
 
 def _read(path):
@@ -350,8 +394,6 @@ def arguments():
     p.add_argument("--forwards", type=int, default=200, help="of each workload with Terrace")
     p.add_argument("--only", action="append", choices=SECTIONS, help="may be given more than once; kernels are tuned always")
     p.add_argument("--allocators", action="append", choices=allocators.NAMES, help="of the workloads; may be given more than once")
-    p.add_argument("--earlier", metavar="FILE", help="JSON of an earlier run: what the allocators did that are not chosen now")
-    p.add_argument("--expect-hash", action="append", default=[], metavar="WORKLOAD=HEX", help="how a workload's digest begins")
     p.add_argument("--budget", type=float, default=3600, help="seconds for all of it")
     p.add_argument("--work", help="folder for compiled kernels, plans and logs; a new one otherwise")
     p.add_argument("--markdown")
@@ -362,15 +404,6 @@ def arguments():
     if args.rehearse and args.device == "cpu":
         p.error("--rehearse imagines a CUDA device; leave --device out")
     args.allocators = args.allocators or list(allocators.NAMES)
-    pairs = [text.partition("=") for text in args.expect_hash]
-    for name, _, digest in pairs:
-        if name not in WORKLOADS or not digest:
-            p.error(f"--expect-hash takes WORKLOAD=HEX with one of {', '.join(WORKLOADS)}, not {name}")
-    args.expect_hash = {name: digest for name, _, digest in pairs}
-    try:
-        args.earlier = earlier.read(args)
-    except (OSError, ValueError) as e:
-        p.error(f"--earlier {args.earlier}: {e}")
     return args
 
 

@@ -8,7 +8,6 @@
 import concurrent.futures
 import contextlib
 import gc
-import glob
 import hashlib
 import importlib.metadata
 import inspect
@@ -21,6 +20,8 @@ import torch
 
 import allocators
 import model as models
+
+SETTLING = 3  # rounds after which every key was seen twice, and what grows has grown
 
 
 def main():
@@ -68,7 +69,7 @@ def tune(job, publish):
     _, logits = model.forward(ids, cache)
     model.forward(logits.argmax(-1), cache)
     _synchronize(job)
-    publish(tiles=_tiles(os.environ.get("TRITON_CACHE_DIR")), tuned=job["tokens"])
+    publish(tuned=job["tokens"])
     if job["ours"]:
         from terrace import gdn
 
@@ -79,35 +80,17 @@ def tune(job, publish):
     publish(versions={"transformers": transformers.__version__, **_fla_version()}, weights=weights, rule=_rule(model))
 
 
-def _tiles(folder):
-    """{kernel and key: the configuration that Triton's tuner chose}, of all that it keeps on disk."""
-    chosen = {}
-    for path in glob.glob(os.path.join(folder, "*", "*.autotune.json")) if folder else []:
-        with open(path) as f:
-            tuned = json.load(f)
-        config, _ = min(tuned["configs_timings"], key=lambda pair: pair[1])
-        kernel = os.path.basename(path).removesuffix(".autotune.json")
-        chosen[f"{kernel} {tuned['key']}"] = json.dumps(config, sort_keys=True)
-    return chosen
-
-
 def workload(job, publish):
-    """Rounds of a workload: the first hashed, then timed ones, then more without either up to `forwards`, the last hashed again."""
-    alloc = allocators.opened(job["allocator"], job["device"], job.get("budget"), job.get("plan"))
-    model = _model(job)
-    steps = models.WORKLOADS[job["workload"]](job["short"])
-    inputs = model.inputs(steps)
-    _synchronize(job)
-    gc.collect()
+    """Rounds of a workload: the first one hashed, those in which all that grows has grown, more up to `forwards`, the last hashed again."""
+    alloc, model, steps, inputs = _opened(job)
     alloc.reset()
     run = Run(job, alloc, model, steps, inputs)
     publish(weights=model.weights(), at_rest=alloc.figures())
     digests = [run.round(hashed=True)]
     publish(digests=digests, first=alloc.figures())
-    for _ in range(job["timed"]):
-        run.round(timed=True)
-    # Every key was seen twice by now, and what grew for the last time has grown.
-    publish(host_ms=run.host_ms, cpu_ms=run.cpu_ms, forwards=run.forwards, settled=alloc.figures())
+    for _ in range(SETTLING):
+        run.round()
+    publish(forwards=run.forwards, settled=alloc.figures())
     while run.forwards < job["forwards"] - len(steps):
         run.round()
     digests.append(run.round(hashed=True))
@@ -119,26 +102,75 @@ def workload(job, publish):
             publish(saved=os.path.getsize(job["save"]))
 
 
+def turns(job, publish):
+    """Rounds that are timed while the processes of the other allocators wait: a token goes round, and only who has it works."""
+    alloc, model, steps, inputs = _opened(job)
+    run = Run(job, alloc, model, steps, inputs)
+    for _ in range(SETTLING):
+        run.round()
+    rounds, spans = [], []
+    with open(job["turn"]["mine"], "rb", buffering=0) as mine, open(job["turn"]["next"], "wb", buffering=0) as following:
+        # The first lap tells that all have settled, the last one keeps everybody until all are done: ending takes time as well.
+        for lap in range(job["rounds"] + 2):
+            mine.read(1)
+            if 0 < lap <= job["rounds"]:
+                begin = time.monotonic()
+                rounds.append(run.timed())
+                spans.append((begin, time.monotonic()))
+            following.write(b".")
+    publish(rounds=rounds, spans=spans, forwards={phase: sum(s.phase == phase for s in steps) for phase in rounds[0]})
+
+
+def _opened(job):
+    """The allocator, the model, and a workload with its inputs on the device."""
+    alloc = allocators.opened(job["allocator"], job["device"], job.get("budget"), job.get("plan"))
+    model = _model(job)
+    steps = models.WORKLOADS[job["workload"]](job["short"])
+    inputs = model.inputs(steps)
+    _synchronize(job)
+    gc.collect()
+    return alloc, model, steps, inputs
+
+
 class Run:
     """Rounds over one workload's steps, and what they took of host and device."""
 
     def __init__(self, job, alloc, model, steps, inputs):
         self.job, self.alloc, self.model, self.steps, self.inputs = job, alloc, model, steps, inputs
         self.forwards = self.device_peak = 0
-        self.host_ms, self.cpu_ms = ({repr(s.key): [] for s in steps} for _ in range(2))
 
-    def round(self, hashed=False, timed=False):
+    def round(self, hashed=False):
         """All steps once; a digest of every hidden state and logit if asked for, taken while the device is at the next step."""
         digest = hashlib.blake2b(digest_size=16)
+        updates = []
         with concurrent.futures.ThreadPoolExecutor(1) as hasher:  # one thread: in the order of the steps
-            updates = self._steps(timed, (lambda tensor: hasher.submit(digest.update, _bytes(tensor))) if hashed else None)
+
+            def hashing(*outputs):
+                updates.extend(hasher.submit(digest.update, _bytes(tensor)) for tensor in outputs)
+
+            for _ in self._steps(hashing if hashed else None):
+                self.device_peak = max(self.device_peak, self.alloc.figures()["device_used"])
         for update in updates:
             update.result()
         return digest.hexdigest() if hashed else None
 
-    def _steps(self, timed, hashing):
-        """All steps once, and what `hashing` returned for each output."""
-        updates, cache, tokens = [], None, None
+    def timed(self):
+        """Milliseconds of all steps by phase: of the calls before anything waits for the device, by the wall clock and of the thread
+        itself, and with the wait."""
+        took = {}
+        begin = time.perf_counter()
+        for step, wall, cpu in self._steps():
+            _synchronize(self.job)
+            of = took.setdefault(step.phase, {"host_ms": 0.0, "cpu_ms": 0.0, "whole_ms": 0.0})
+            end = time.perf_counter()
+            for what, seconds in (("host_ms", wall), ("cpu_ms", cpu), ("whole_ms", end - begin)):
+                of[what] += 1e3 * seconds
+            begin = end
+        return took
+
+    def _steps(self, hashing=None):
+        """All steps once, yielding each with the seconds of its calls: by the wall clock, and of this thread."""
+        cache, tokens = None, None
         for step, ids in zip(self.steps, self.inputs, strict=True):
             ids = tokens if ids is None else ids
             if step.past == 0:
@@ -151,18 +183,14 @@ class Run:
                 hidden, logits = self.model.forward(ids, used)
                 tokens = logits.argmax(-1)
                 if hashing:
-                    updates += [hashing(hidden), hashing(logits)]
+                    hashing(hidden, logits)
                 del hidden, logits
                 cache = used if self.job["workload"] == "chat" else None
                 del used
-            if timed:  # before anything waits for the device
-                self.host_ms[repr(step.key)].append(1e3 * (time.perf_counter() - wall))
-                self.cpu_ms[repr(step.key)].append(1e3 * (time.thread_time() - cpu))
+            took = time.perf_counter() - wall, time.thread_time() - cpu
             self.forwards += 1
-            self.device_peak = max(self.device_peak, self.alloc.figures()["device_used"]) if not timed else self.device_peak
+            yield step, *took
         _synchronize(self.job)
-        self.device_peak = max(self.device_peak, self.alloc.figures()["device_used"])
-        return updates
 
     def outside(self):
         """The most that plans do not place in a round where all keys are known, looked at after each part of each layer."""
@@ -332,7 +360,7 @@ def _synchronize(job):
         torch.cuda.synchronize()
 
 
-JOBS = {"tune": tune, "workload": workload, "kinds": kinds, "kinds_planned": kinds_planned, "ranks": ranks}
+JOBS = {"tune": tune, "workload": workload, "turns": turns, "kinds": kinds, "kinds_planned": kinds_planned, "ranks": ranks}
 
 if __name__ == "__main__":
     main()

@@ -3,10 +3,12 @@
 The script checks itself: the arena against the planned peak live, hits, growth, and a reservation that just fits the loaded plans.
 """
 
+import importlib
 import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,37 +30,42 @@ def test_a_conversation_and_a_long_prompt_are_planned_as_promised(fake, tmp_path
         assert row in text
 
 
-def test_one_allocator_is_compared_with_an_earlier_run(tmp_path):
-    def run(*more, layers="4"):
-        command = [sys.executable, RUN, "--device", "cpu", "--layers", layers, "--forwards", "36", "--only", "mixed", "--work", tmp_path]
-        return subprocess.run([*command, *more], capture_output=True, text=True, timeout=900)
-
-    earlier, page = tmp_path / "earlier.json", tmp_path / "page.md"
-    done = run("--allocators", "default", "--json", earlier)
+def test_host_time_is_that_of_processes_in_turns(tmp_path):
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    command = [sys.executable, RUN, "--device", "cpu", "--layers", "4", "--only", "host", "--work", tmp_path, "--markdown", page]
+    done = subprocess.run([*command, "--json", figures], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
-    digest = json.loads(earlier.read_text())["results"]["mixed default"]["parts"][0]["digests"][0]
+    results = json.loads(figures.read_text())["results"]
+    for name, phases in (("mixed", {"prefill"}), ("chat", {"prefill", "decode"})):
+        parts = results[f"host {name}"]["parts"]
+        assert [part["job"]["allocator"] for part in parts] == ["default", "expandable", "terrace"]
+        assert all(len(part["rounds"]) == 2 and {*part["rounds"][0]} == phases for part in parts)
+        spans = sorted(tuple(span) for part in parts for span in part["spans"])
+        assert len(spans) == 6 and all(end <= begin for (_, end), (begin, _) in pairwise(spans)), "one after another"
+        assert f"## {name}: host time" in page.read_text()
 
-    terrace = ("--allocators", "terrace", "--earlier", earlier)
-    done = run(*terrace, "--expect-hash", f"mixed={digest[:8]}", "--markdown", page)
-    assert done.returncode == 0, done.stdout + done.stderr
-    text = page.read_text()
-    for row in ("| default (earlier) |", "| Terrace, plans loaded |", "equal to the earlier run's", f"those expected, {digest[:8]}"):
-        assert row in text, text
 
-    done = run(*terrace, layers="3")
-    assert done.returncode == 2
-    assert "its job 'mixed default' had layers = 4, this run has 3" in done.stderr
+def test_rounds_are_compared_lap_by_lap(benches):
+    def rounds(*ms):
+        return [{"prefill": {"host_ms": a}, "decode": {"host_ms": b}} for a, b in ms]
 
-    changed = json.loads(earlier.read_text())
-    changed["results"]["mixed default"]["parts"][0]["digests"] = ["0" * 32]
-    earlier.write_text(json.dumps(changed))
-    done = run(*terrace)
-    assert done.returncode == 1
-    assert "FAILED mixed: outputs are bitwise equal to the earlier run's" in done.stdout
+    # The machine is twice as slow in the second lap and ten times in the third.
+    base = rounds((1, 1), (2, 2), (10, 10))
+    assert benches.page.of_default(rounds((1, 2), (3, 3), (15, 15)), base, "host_ms") == 1.5
+    assert benches.page.of_default(base, base, "host_ms") == 1.0
 
-    # Tiles that moved explain outputs that differ: then nothing is said about the allocators.
-    changed["results"]["tune"]["parts"][0]["tiles"] = {"kernel [64]": "a tile"}
-    earlier.write_text(json.dumps(changed))
-    done = run(*terrace)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "outputs beside the earlier run's: not measured: 1 kernels were tuned otherwise, such as kernel [64]" in done.stdout
+
+@pytest.mark.parametrize(("status", "seconds", "expected"), [(0, 60, 0), (3, 60, 3), (0, 0.2, None)])
+def test_nobody_waits_for_a_process_that_failed(benches, status, seconds, expected):
+    # The other one waits for a token that never comes, unless all is well.
+    others = "pass" if expected == 0 else "import time; time.sleep(600)"
+    children = [subprocess.Popen([sys.executable, "-c", code]) for code in (f"raise SystemExit({status})", others)]
+    assert benches._end(children, seconds) == expected
+    assert all(child.poll() is not None for child in children)
+
+
+@pytest.fixture
+def benches(monkeypatch):
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    return importlib.import_module("run")
