@@ -35,7 +35,7 @@ struct Args {
     #[arg(long, value_name = "T")]
     tokens: u64,
     /// Tokens resident at once, a multiple of 64; or auto, as many as fit the budget; or all
-    #[arg(long, value_name = "W", default_value = "640")]
+    #[arg(long, value_name = "W", default_value = "2048")]
     window: WindowArg,
     /// Tokens of a step [default: all]
     #[arg(long, value_name = "C")]
