@@ -87,8 +87,13 @@ def draw(points):
     """Times as parts of the unwindowed run's, over the windows, evenly spaced since they double."""
     left, bottom, width, height = 60, 260, 520, 220
     most = max(2.0, max(ratio for _, ratio in points))
-    across = lambda at: left + 20 + at * (width - 40) / (len(points) - 1)
-    up = lambda ratio: bottom - ratio / most * height
+
+    def across(at):
+        return left + 20 + at * (width - 40) / (len(points) - 1)
+
+    def up(ratio):
+        return bottom - ratio / most * height
+
     text = '<text x="{:.0f}" y="{:.0f}" text-anchor="{}">{}</text>'
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 320" font-family="sans-serif" font-size="12" fill="#222">',

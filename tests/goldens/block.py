@@ -73,7 +73,10 @@ def golden(to: Path, name: str) -> None:
     weights(layer)
     stream = torch.randn(1, PREFILL + DECODE, HIDDEN)
     cache = DynamicCache(config=config)
-    run = lambda hidden: layer(hidden, position_embeddings=None, past_key_values=cache)
+
+    def run(hidden):
+        return layer(hidden, position_embeddings=None, past_key_values=cache)
+
     out = [run(stream[:, :PREFILL])] + [run(stream[:, at : at + 1]) for at in range(PREFILL, PREFILL + DECODE)]
     tensors = {f"{prefix}.layers.{LAYER}.{key}": value.bfloat16() for key, value in layer.state_dict().items()}
     tensors |= {"golden.input": stream[0], "golden.output": torch.cat(out, 1)[0]}
