@@ -211,6 +211,7 @@ impl Device {
         let (label, state, streams) = (self.labels.id(label), BlockState::Pinned(id), Vec::new());
         let block = Block { size, asked: size, label, stream, step: 0, request: None, state, streams };
         self.live.insert(offset, block);
+        self.usage_reaches(offset);
         self.pools.get_mut(&id).expect("the caller looked").ranges.push((offset, size));
     }
 

@@ -6,12 +6,20 @@
 //!                                                     d is found one further on: c is left behind, X may have been c
 //!                                                       grown; if X is larger than c it was, else X was extra
 //!                                                     c, if it still comes, was reordered
+//!
+//!             a  b  c  d  e  f                    a  b  X  Y  c  ...
+//!                   ^head                             X is smaller than c, but could be it: c, with reservations
+//!                                                     X is freed before Y comes, and c would still live: X was extra,
+//!                                                     c is the head again, and Y is looked at like X
 //! ```
 //!
 //! A request is matched by its place in its lane and its size, never by its call site, which does not tell the layers of a
 //! loop apart. Wrong guesses cost memory, never safety: whether the slot's bytes are free is looked up, not inferred.
 
+use std::ops::Range;
+
 use crate::divergence::Divergence;
+use crate::record::Request;
 use crate::script::Script;
 
 /// How far from the head a slot of the right size is looked for, either way. On recorded runs 64 finds all repeats of
@@ -40,6 +48,18 @@ struct LaneState {
     head: u32,
     /// Requests since the last match that fitted nowhere: index in the record and size.
     undecided: Vec<(u32, u64)>,
+    /// The last request, where it was not exactly what the head expected.
+    unsure: Option<Unsure>,
+}
+
+/// A match that the next request confirms, or that was none.
+#[derive(Clone, Copy, Debug)]
+struct Unsure {
+    turn: u32,
+    request: u32,
+    size: u64,
+    /// Where the head was.
+    head: u32,
 }
 
 impl Matcher {
@@ -55,21 +75,23 @@ impl Matcher {
         self.lanes[script.template.slots[slot as usize].lane as usize].head = script.turn[slot as usize] + 1;
     }
 
-    /// Finds the slot of a request of `size` bytes, which will be number `request` of the record. `tell` hears of each
-    /// divergence, `known` of earlier requests now known to have been a slot's.
+    /// Finds the slot of a request of `size` bytes, which comes after `earlier` in the record. `tell` hears of each divergence,
+    /// `known` of earlier requests of which it is known now that they were a slot's, or no slot's after all.
     pub fn find(
         &mut self,
         script: &Script,
         lane: u32,
         size: u64,
-        request: u32,
+        earlier: &[Request],
         tell: &mut impl FnMut(Divergence),
-        known: &mut impl FnMut(u32, u32),
+        known: &mut impl FnMut(u32, Option<u32>),
     ) -> Match {
+        let request = earlier.len() as u32;
         let Some(slots) = script.lanes.get(lane as usize) else {
             tell(Divergence::OtherLane { lane, actual: size });
             return Match::Undecided;
         };
+        self.decide(script, slots, lane, earlier, tell, known);
         let head = self.skip_taken(slots, lane);
         let info = |turn: u32| &script.template.slots[slots[turn as usize] as usize];
         let end = slots.len() as u32;
@@ -85,9 +107,53 @@ impl Matcher {
             return Match::Undecided;
         };
         let slot = slots[turn as usize];
-        self.settle(script, slots, lane, turn, tell, known);
         self.taken[slot as usize] = true;
-        let info = info(turn);
+        let state = &mut self.lanes[lane as usize];
+        state.unsure = Some(Unsure { turn, request, size, head });
+        state.head = head.max(turn + 1);
+        if exact.is_some() {
+            self.confirm(script, slots, lane, tell, known);
+        }
+        Match::Slot(slot)
+    }
+
+    /// Whether the last match of the lane was one. It was not if the request is gone already though its slot would live on.
+    fn decide(
+        &mut self,
+        script: &Script,
+        slots: &[u32],
+        lane: u32,
+        earlier: &[Request],
+        tell: &mut impl FnMut(Divergence),
+        known: &mut impl FnMut(u32, Option<u32>),
+    ) {
+        let state = &mut self.lanes[lane as usize];
+        let Some(Unsure { turn, request, size, head }) = state.unsure else { return };
+        let slot = slots[turn as usize];
+        if earlier[request as usize].freed && script.until[slot as usize] > turn + 1 {
+            state.unsure = None;
+            state.head = head;
+            self.taken[slot as usize] = false;
+            tell(Divergence::Extra { actual: size });
+            known(request, None);
+        } else {
+            self.confirm(script, slots, lane, tell, known);
+        }
+    }
+
+    /// The last match of the lane is one.
+    fn confirm(
+        &mut self,
+        script: &Script,
+        slots: &[u32],
+        lane: u32,
+        tell: &mut impl FnMut(Divergence),
+        known: &mut impl FnMut(u32, Option<u32>),
+    ) {
+        let Some(Unsure { turn, size, head, .. }) = self.lanes[lane as usize].unsure.take() else { return };
+        self.settle(script, slots, lane, head..turn, tell, known);
+        let slot = slots[turn as usize];
+        let info = &script.template.slots[slot as usize];
         let expected = info.seen;
         match size {
             _ if size > expected => tell(Divergence::Grew { slot, expected, actual: size }),
@@ -97,15 +163,17 @@ impl Matcher {
             _ if size < expected => tell(Divergence::Shrink { slot, expected, actual: size }),
             _ => {}
         }
-        let state = &mut self.lanes[lane as usize];
-        state.head = state.head.max(turn + 1);
-        Match::Slot(slot)
     }
 
     /// The request that was found last could not be served: it never came.
     pub fn undo(&mut self, script: &Script, lane: u32, found: Match, request: u32) {
         let Some(state) = self.lanes.get_mut(lane as usize) else { return };
+        let unsure = state.unsure.take_if(|unsure| unsure.request == request);
         match found {
+            Match::Slot(slot) if let Some(unsure) = unsure => {
+                self.taken[slot as usize] = false;
+                state.head = unsure.head;
+            }
             Match::Slot(slot) => {
                 self.taken[slot as usize] = false;
                 state.head = state.head.min(script.turn[slot as usize]);
@@ -115,9 +183,17 @@ impl Matcher {
     }
 
     /// The step is over: what was never asked for is missing, what is undecided was the tail grown, or extra.
-    pub fn finish(&mut self, script: &Script, tell: &mut impl FnMut(Divergence), known: &mut impl FnMut(u32, u32)) {
+    pub fn finish(
+        &mut self,
+        script: &Script,
+        all: &[Request],
+        tell: &mut impl FnMut(Divergence),
+        known: &mut impl FnMut(u32, Option<u32>),
+    ) {
         for (lane, slots) in (0..).zip(&script.lanes) {
-            self.settle(script, slots, lane, slots.len() as u32, tell, known);
+            self.decide(script, slots, lane, all, tell, known);
+            let head = self.lanes[lane as usize].head;
+            self.settle(script, slots, lane, head..slots.len() as u32, tell, known);
         }
         for (slot, taken) in (0..).zip(&self.taken) {
             if !taken {
@@ -146,19 +222,18 @@ impl Matcher {
         })
     }
 
-    /// A request was found at `turn`: what was undecided before it belongs to the slots it skipped, unless it is much smaller,
-    /// and is extra otherwise.
+    /// A request was found: what was undecided before it belongs to the slots it skipped, unless it is much smaller, and is extra
+    /// otherwise.
     fn settle(
         &mut self,
         script: &Script,
         slots: &[u32],
         lane: u32,
-        turn: u32,
+        mut skipped: Range<u32>,
         tell: &mut impl FnMut(Divergence),
-        known: &mut impl FnMut(u32, u32),
+        known: &mut impl FnMut(u32, Option<u32>),
     ) {
         let state = &mut self.lanes[lane as usize];
-        let mut skipped = state.head..turn;
         for (request, actual) in state.undecided.drain(..) {
             let own = skipped.by_ref().find(|turn| {
                 let slot = slots[*turn as usize] as usize;
@@ -174,7 +249,7 @@ impl Matcher {
                     let (grew, shrink) =
                         (Divergence::Grew { slot, expected, actual }, Divergence::Shrink { slot, expected, actual });
                     tell(if grown { grew } else { shrink });
-                    known(request, slot);
+                    known(request, Some(slot));
                 }
                 None => tell(Divergence::Extra { actual }),
             }

@@ -56,6 +56,8 @@ pub struct Script {
     pub lanes: Vec<Vec<u32>>,
     /// For each slot its place in its lane.
     pub turn: Vec<u32>,
+    /// For each slot the place in its lane of the first request after its free; beyond all of them if it outlives the step.
+    pub until: Vec<u32>,
     /// Bytes the plan needs.
     pub makespan: u64,
     /// No plan needs less.
@@ -141,7 +143,8 @@ impl Script {
             turn.push(lanes[lane].len() as u32);
             lanes[lane].push(slot);
         }
-        Self { template, offsets, ops, loads, most, served, lanes, turn, makespan, lower_bound, optimal }
+        let until = until(&template, lanes.len());
+        Self { template, offsets, ops, loads, most, served, lanes, turn, until, makespan, lower_bound, optimal }
     }
 
     /// What the plan serves before the event with that index.
@@ -153,6 +156,19 @@ impl Script {
     pub fn planned(&self) -> usize {
         self.template.slots.iter().filter(|slot| !slot.outlives).count()
     }
+}
+
+/// For each slot how many requests of its lane had come when it was freed.
+fn until(template: &Template, lanes: usize) -> Vec<u32> {
+    let mut come = vec![0; lanes];
+    let mut until = vec![u32::MAX; template.slots.len()];
+    for happened in &template.order {
+        match *happened {
+            Happened::Alloc(slot) => come[template.slots[slot as usize].lane as usize] += 1,
+            Happened::Free(slot) => until[slot as usize] = come[template.slots[slot as usize].lane as usize],
+        }
+    }
+    until
 }
 
 /// What lives before each event and after the last, and the most of it.

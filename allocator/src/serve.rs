@@ -126,12 +126,12 @@ impl Device {
                 planned,
                 lane,
                 size,
-                request,
+                &record.requests,
                 &mut |divergence| stats.divergences.note(divergence),
                 &mut |earlier, slot| linked.push((earlier, slot)),
             );
             for (earlier, slot) in linked {
-                record.requests[earlier as usize].slot = Some(slot);
+                record.requests[earlier as usize].slot = slot;
             }
             script = Some(Arc::clone(planned));
         }
@@ -212,6 +212,7 @@ impl Device {
         self.live.insert(offset, block);
         self.stats.outside_taken(size, missed);
         self.usage_taken(size);
+        self.usage_reaches(offset);
         Ok(DeviceSpan { address: self.span.address + offset, bytes })
     }
 

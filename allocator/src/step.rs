@@ -391,9 +391,9 @@ impl Device {
                 missing += u64::from(matches!(divergence, Divergence::Missing { .. }));
                 stats.divergences.note(divergence);
             };
-            matcher.finish(script, &mut tell, &mut |request, slot| linked.push((request, slot)));
+            matcher.finish(script, &record.requests, &mut tell, &mut |request, slot| linked.push((request, slot)));
             for (request, slot) in linked {
-                record.requests[request as usize].slot = Some(slot);
+                record.requests[request as usize].slot = slot;
             }
             for request in record.requests.iter().filter(|request| request.in_plan && !request.freed) {
                 let slot = request.slot.unwrap_or(u32::MAX);

@@ -13,8 +13,9 @@
 //! What waits for an event after its free does not live any more: [`crate::Accounting::pending`] has it.
 
 use serde::Serialize;
+use terrace_profiles::units::Bytes;
 
-use crate::device::Device;
+use crate::device::{BlockState, Device};
 
 /// So much lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -58,6 +59,9 @@ pub struct Usage {
     pub freed: Load,
     /// Requests that failed because the budget was spent.
     pub exhausted: u64,
+    /// The most bytes from anything that no plan placed to the end of the reservation, since the device was opened or
+    /// [`Device::reset_peak`]: what lived there and the gaps between.
+    pub reach: u64,
 }
 
 impl Usage {
@@ -83,10 +87,28 @@ impl Device {
         usage
     }
 
-    /// From here on the peak is counted anew: it begins with what lives.
+    /// From here on the peak and the reach are counted anew: they begin with what lives.
     pub fn reset_peak(&mut self) {
         let now = self.usage().now;
         self.usage.peak = now;
+        self.usage.reach = 0;
+        let lowest = self.live.iter().find(|(_, block)| !matches!(block.state, BlockState::Slot(_)));
+        if let Some((&offset, _)) = lowest {
+            self.usage_reaches(offset);
+        }
+    }
+
+    /// The smallest reservation in which the same could lie again, once its plans are loaded: the largest plan, and all that lay outside
+    /// of plans since the device was opened or [`Device::reset_peak`], where it lay. After a recording, reset the peak and run
+    /// what was recorded once more: a step that is recorded lies outside. In less room a best fit may choose other gaps, so this
+    /// is what to begin with, and no promise.
+    pub fn smallest_budget(&self) -> Bytes {
+        Bytes::new(self.keys.arena() + self.usage.reach).unwrap_or_default()
+    }
+
+    /// Something outside of plans was placed there.
+    pub(crate) fn usage_reaches(&mut self, offset: u64) {
+        self.usage.reach = self.usage.reach.max(self.space.total() - offset);
     }
 
     /// From here on what is served and freed, and failures, are counted anew.

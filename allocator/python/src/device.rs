@@ -126,6 +126,11 @@ impl Device {
         self.ask(|device| device.stats().to_json())
     }
 
+    /// The smallest reservation in which the same could lie again.
+    fn smallest_budget(&self) -> PyResult<u64> {
+        self.ask(|device| device.smallest_budget().get())
+    }
+
     /// What lives, the most that did, what came and went, as JSON.
     fn usage_json(&self) -> PyResult<String> {
         self.ask(|device| device.usage().to_json())

@@ -60,6 +60,29 @@ fn an_extra_request_goes_outside_and_the_rest_keeps_its_slots() {
     check("a=4 b=8 c=2 -a -b -c", "a=4 x=100 b=8 c=2 -a -b -c -x", &["Extra { actual: 51200 }"], 3);
 }
 
+/// Such as the buffer that a tuner flushes caches with before each of its runs: were it taken for the slot that it fits into, all slots
+/// would be taken before the step's own requests come.
+#[test]
+fn what_comes_and_goes_where_a_slot_would_stay_was_extra() {
+    let mut rig = Rig::host(1 << 20);
+    let own = "a=6 b=6 c=6 -a -b -c";
+    rig.step("k", own);
+    for _round in 0..3 {
+        let change = rig.change(|rig| rig.step("k", &format!("x=4 -x y=4 -y z=4 -z {own}")));
+        assert_eq!(change.told, ["Extra { actual: 2048 }"; 3]);
+        assert_eq!((change.hits, change.inside, change.plans), (6, 6, 0), "all lay in the plan, so it stays");
+    }
+    rig.assert_empty();
+    // Not so where the slot's own request goes at once too: it may as well have shrunk.
+    let mut rig = Rig::host(1 << 20);
+    rig.step("k", "a=6 -a b=6 -b");
+    let change = rig.change(|rig| rig.step("k", "a=4 -a b=6 -b"));
+    assert_eq!(change.told, ["Shrink { slot: 0, expected: 3072, actual: 2048 }"]);
+    // Nor at the end of a step, where it is gone as a slot that is freed last would be.
+    let change = rig.change(|rig| rig.step("k", "a=6 -a b=4 -b"));
+    assert_eq!(change.told, ["Shrink { slot: 1, expected: 3072, actual: 2048 }"]);
+}
+
 #[test]
 fn a_missing_request_leaves_its_slot_unused() {
     let missing = ["Missing { slot: 1, expected: 4096 }"];

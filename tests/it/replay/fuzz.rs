@@ -591,7 +591,7 @@ impl<'a> Episode<'a> {
     fn check_usage(&mut self) {
         let expected = Usage { now: self.lives(), ..self.expected };
         let found = self.allocator.device().usage();
-        assert_eq!(Usage { exhausted: 0, ..found }, expected);
+        assert_eq!(Usage { exhausted: 0, reach: 0, ..found }, expected);
         if self.chance(200) {
             self.allocator.device().reset_peak();
             self.expected.peak = expected.now;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use terrace_allocator::host::HostBacking;
-use terrace_allocator::{Config, Device, Stats, Stream};
+use terrace_allocator::{Config, Device, Error, Existing, Identity, Stats, Stream};
 use terrace_profiles::units::{Align, Bytes};
 use terrace_profiles::{Action, Profile};
 use terrace_tests::corpus;
@@ -56,28 +56,69 @@ fn debug_mode_raises_no_alarm_on_a_recorded_run() {
     assert!(run.stats.hits as f64 >= 0.95 * run.stats.replay_allocs as f64);
 }
 
+/// What a warm run reaches is what a start with its plans needs, and much less is too little.
+#[test]
+fn a_start_with_plans_fits_what_the_run_before_says_it_needs() {
+    for name in RUNS {
+        let profile = read(name);
+        let mut warm = device(2 * peak(&profile) + (64 << 20), false);
+        pass(&mut warm, &profile).unwrap();
+        let recording = warm.smallest_budget().get();
+        warm.reset_peak();
+        pass(&mut warm, &profile).unwrap();
+        let (budget, live) = (warm.smallest_budget().get(), warm.usage().peak.bytes);
+        println!("{name}: {budget} for {live} alive, {recording} with the recording");
+        assert!((live..recording).contains(&budget), "{name}: {budget} for {live} alive, {recording} recording");
+        let plans = warm.save(&Identity::default()).unwrap();
+        let start = |budget| {
+            let mut device = device(budget, false);
+            device.load("plans", &plans, &Identity::default(), Existing::Keep).unwrap();
+            pass(&mut device, &profile)
+        };
+        start(budget + budget / 50).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(matches!(start(live * 9 / 10), Err(Error::OutOfMemory(_))), "{name}: in less than what lives");
+    }
+}
+
 /// Replays one file; each span is held against all that live. With `debug`, sizes are 1/1024, since all of it is written.
 fn replay(name: &str, debug: bool) -> Run {
-    let path = corpus::root().join("profiles/recorded").join(name).with_extension("profile");
-    let mut profile = corpus::read(Path::new(&path));
+    let mut profile = read(name);
     if debug {
         scale(&mut profile);
     }
     // Twice the whole peak: room for the plans and for everything outside them.
-    let budget = 2 * peak(&profile) + (64 << 20);
+    let mut device = device(2 * peak(&profile) + (64 << 20), debug);
+    let offsets = pass(&mut device, &profile).unwrap();
+    assert_eq!(device.backing().reservations(), 1, "{name}: one driver allocation, however long the run");
+    let sums = device.accounting();
+    assert_eq!(sums.free + sums.outside, sums.reservation);
+    let damages = device.take_damages().len();
+    Run { stats: device.stats().clone(), arena: device.arena_bytes().get(), offsets, damages }
+}
+
+fn read(name: &str) -> Profile {
+    let path = corpus::root().join("profiles/recorded").join(name).with_extension("profile");
+    corpus::read(Path::new(&path))
+}
+
+fn device(budget: u64, debug: bool) -> Device {
     let config = Config { debug, ..Config::new(bytes(budget)) };
-    let mut device = Device::new(Box::new(HostBacking::new()), config).unwrap();
+    Device::new(Box::new(HostBacking::new()), config).unwrap()
+}
+
+/// All events of a file once, and the offset of each request.
+fn pass(device: &mut Device, profile: &Profile) -> Result<Vec<u64>, Error> {
     let base = device.reservation().address;
     let mut oracle = Oracle::default();
     let mut addresses = vec![0; profile.lives().unwrap().len()];
     let mut offsets = Vec::new();
     for event in &profile.events {
         match &event.action {
-            Action::StepBegin { key } => device.begin_step(key.as_bytes(), Stream(0)).unwrap(),
-            Action::StepEnd => device.end_step().unwrap(),
+            Action::StepBegin { key } => device.begin_step(key.as_bytes(), Stream(0))?,
+            Action::StepEnd => device.end_step()?,
             Action::Alloc { id, bytes, label, lane, .. } => {
                 let label = &profile.labels[label.0 as usize];
-                let span = device.alloc(*bytes, Stream(u64::from(lane.0)), label).unwrap();
+                let span = device.alloc(*bytes, Stream(u64::from(lane.0)), label)?;
                 oracle.alloc(span);
                 addresses[id.0 as usize] = span.address;
                 offsets.push(span.address - base);
@@ -89,11 +130,7 @@ fn replay(name: &str, debug: bool) -> Run {
             _ => {}
         }
     }
-    assert_eq!(device.backing().reservations(), 1, "{name}: one driver allocation, however long the run");
-    let sums = device.accounting();
-    assert_eq!(sums.free + sums.outside, sums.reservation);
-    let damages = device.take_damages().len();
-    Run { stats: device.stats().clone(), arena: device.arena_bytes().get(), offsets, damages }
+    Ok(offsets)
 }
 
 fn scale(profile: &mut Profile) {
