@@ -6,7 +6,7 @@
 A part's own forward is called for each window, and what it returns is written into one output. A Gated DeltaNet layer continues from
 window to window as transformers continues a prompt that comes in pieces: through the two states of its cache, or, where the caller gave
 no cache, through a stand-in that lives for the call. MLPs, norms and a sparse block's experts look at each token by itself. A sparse
-block's router is left as it is, since its logits are an output of the model; attention is left too, and so are its norms.
+block's router is left as it is, since its logits are an output of the model; so is attention, but for its norms of queries and keys.
 
 Windows begin at multiples of their size, where the rule's chunks begin anyway. A last token alone goes with the window before it: a
 layer that is called with one token takes it for a decode.
@@ -82,9 +82,9 @@ def _token_parts(model: torch.nn.Module, deltas: dict[str, torch.nn.Module]) -> 
         for child_name, child in children.items():
             if _is_norm(child) or _is_mlp(child):
                 yield prefix + child_name, child
-            elif hasattr(child, "experts") and hasattr(child, "gate"):
+            elif hasattr(child, "q_proj") or (hasattr(child, "experts") and hasattr(child, "gate")):
                 for part_name, part in child.named_children():
-                    if _is_mlp(part) or type(part).__name__.endswith("Experts"):
+                    if _is_norm(part) or _is_mlp(part) or type(part).__name__.endswith("Experts"):
                         yield f"{prefix}{child_name}.{part_name}", part
 
 
@@ -97,14 +97,18 @@ def _is_mlp(part: torch.nn.Module) -> bool:
 
 
 def _by_token(part: torch.nn.Module, window: int) -> Forward:
-    """`part`'s forward for tensors [.., T, n], which all have the same T, without their names."""
+    """`part`'s forward for tensors [T, n], [B, T, n] or, of attention's norms, [B, T, heads, n], without their names. Only the last
+    dimension is looked at as a whole, so the windows may be of any other."""
     inner = _unbound(part)
 
     def forward(self: torch.nn.Module, *tensors: torch.Tensor, **named: Any) -> Any:
-        tokens = tensors[0].shape[-2] if tensors and tensors[0].dim() > 1 else 1
-        if tokens <= window + 1 or named:
+        if not tensors or named or tensors[0].dim() < 2:
             return inner(self, *tensors, **named)
-        return _joined(tokens, window, -2, lambda begin, end: inner(self, *(t[..., begin:end, :] for t in tensors)))
+        dim = min(1, tensors[0].dim() - 2)
+        tokens = tensors[0].shape[dim]
+        if tokens <= window + 1:
+            return inner(self, *tensors)
+        return _joined(tokens, window, dim, lambda begin, end: inner(self, *(t.narrow(dim, begin, end - begin) for t in tensors)))
 
     return _bound(forward, part, window)
 
