@@ -13,6 +13,7 @@ import importlib.metadata
 import inspect
 import json
 import os
+import statistics
 import sys
 import time
 
@@ -223,7 +224,7 @@ def kinds(job, publish):
                 gc.collect()
                 alloc.reset()
                 rows[name], outputs[name] = _by_kind(job, alloc, model, ids)
-        rows[name]["replaced"] = replaced
+            rows[name] |= {"replaced": replaced, "ms": _milliseconds(job, model, ids)}
         publish(rows=rows)
     expected = outputs["FLA"].float()
     differences = {name: (outputs[name].float() - expected).square().mean().sqrt() for name in OURS}
@@ -266,6 +267,18 @@ def _by_kind(job, alloc, model, ids):
         h.remove()
     row |= {"peaks": peaks, "whole": max(peaks.values()), "reserved": alloc.figures()["peak_reserved"], "base": base}
     return row, hidden[0, -4096:].to("cpu")
+
+
+def _milliseconds(job, model, ids):
+    """Wall clock of one forward from an idle device to an idle device, with nothing that watches: the median of three."""
+    took = []
+    for _ in range(3):
+        _synchronize(job)
+        begin = time.perf_counter()
+        model.forward(ids, model.new_cache())
+        _synchronize(job)
+        took.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(took)
 
 
 def kinds_planned(job, publish):
