@@ -1,10 +1,14 @@
 """`terrace.gdn.patch` on tiny random transformers models: what is replaced, what transformers passes, and that results stay."""
 
+import pathlib
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from gdn_models import MODELS, cache_of, delta_nets, made, modeling  # noqa: E402
 from terrace import gdn  # noqa: E402
 

@@ -1,6 +1,7 @@
 """`terrace.gdn.patch(model, window=..)` on tiny random models in fp32: results beside transformers' own, and what they take."""
 
 import copy
+import pathlib
 import sys
 import warnings
 
@@ -12,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from gdn_models import MODELS, cache_of, delta_nets, made, modeling  # noqa: E402
 from terrace import gdn  # noqa: E402
 
@@ -116,6 +118,14 @@ def test_a_batch_with_padding_on_the_left_longer_than_a_window(model):
     check(model, ids, [150, 78, 1, 1], mask=mask)
 
 
+def test_generating_gives_the_same_tokens(dense):
+    ids = tokens(2, 150)
+    how = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "num_beams": 2}
+    expected = dense.generate(ids, **how)
+    with gdn.patch(dense, window=WINDOW):
+        assert torch.equal(dense.generate(ids, **how), expected)
+
+
 def test_windows_are_as_long_as_asked_and_a_last_token_goes_with_the_one_before(dense, monkeypatch):
     sizes = sizes_of(dense, monkeypatch)
     with gdn.patch(dense, window=WINDOW):
@@ -197,6 +207,22 @@ def test_short_prompts_and_decodes_are_the_same_bits_as_without_windows(model):
         now, states = run(model, ids, [38, 1, 1])
     assert torch.equal(now, expected)
     assert all(torch.equal(a, b) for a, b in zip(states, states_expected))
+
+
+def test_hooks_see_whole_forwards(model):
+    """Of which transformers records its outputs, and accelerate moves weights."""
+    seen, ids = [], tokens(1, 150)
+    for name, module in model.named_modules():
+        if name.endswith(("linear_attn", "mlp", "norm")):
+            module.register_forward_hook(lambda _, given, out: seen.append(out.shape[:2]))
+    run(model, ids)
+    expected = list(seen)
+    with gdn.patch(model, window=WINDOW):
+        seen.clear()
+        run(model, ids)
+    gated = [shape for shape in expected if shape[1] == 128]  # the norm inside of a Gated DeltaNet layer, [tokens * heads, 128]
+    assert [shape for shape in seen if shape[1] != 128] == [shape for shape in expected if shape[1] != 128]
+    assert len(gated) == 3 and len([shape for shape in seen if shape[1] == 128]) == 3 * 3
 
 
 @pytest.mark.parametrize("window", [0, -64, 100, 64.0, "64", True])
@@ -386,3 +412,24 @@ def test_a_decoder_takes_tensors_of_the_hidden_size_for_all_tokens_and_nothing_w
     rotary = 2 * 4 * int(32 * model.config.rope_parameters.get("partial_rotary_factor", 1)) + 8
     assert within <= 4 * 64 * 5 + rotary
     assert without >= within + 4 * 512, "the MLP has a row of its inner size for each token"
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_on_a_device_a_prompt_takes_half_the_memory_at_most(cuda):
+    model = made("qwen3_5", torch.bfloat16, layer_types=["linear_attention"] * 4).cuda()
+    ids = tokens(2, 4000).cuda()
+
+    def measured():
+        model(ids, use_cache=True, logits_to_keep=1)  # the first one loads
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        out = model(ids, use_cache=True, logits_to_keep=70)
+        return out.logits.float(), torch.cuda.max_memory_allocated() - before
+
+    with gdn.patch(model):
+        expected, without = measured()
+    with gdn.patch(model, window=256):
+        logits, within = measured()
+    assert ((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()).item() <= 2e-2
+    assert within < without / 2
