@@ -333,16 +333,17 @@ class Wrapped:
 
 def test_a_cache_that_records_the_past_or_is_not_known_goes_without_windows(dense, monkeypatch):
     layer, hidden = delta_nets(dense)[0], torch.randn(1, 150, 64)
-    recording = transformers.DynamicCache(config=dense.config)
+    recording, renamed, wrapped = (transformers.DynamicCache(config=dense.config) for _ in range(3))
     recording.layers[0].activate_past_recording()
-    cases, name = [(recording, "its cache records the past")], "cache_params"
-    if hasattr(recording, "get_conv_state"):  # before, a layer looked at its cache's layers itself
-        name = "cache"
-        cases.append((Wrapped(transformers.DynamicCache(config=dense.config)), "its cache, a Wrapped, holds no states"))
+    newer = hasattr(recording, "get_conv_state")  # before, a layer looked at its cache's layers itself
+    name, other = ("cache", "cache_params") if newer else ("cache_params", "cache")
+    cases = [(recording, name, "its cache records the past"), (renamed, other, f"it has {other}, which is not what these layers call")]
+    if newer:
+        cases.append((Wrapped(wrapped), name, "its cache, a Wrapped, holds no states"))
     sizes = sizes_of(dense, monkeypatch)
     with gdn.patch(dense, window=WINDOW), torch.inference_mode():
         expected = layer(hidden)
-        for cache, why in cases:
+        for cache, name, why in cases:
             sizes.clear()
             with pytest.warns(UserWarning, match=why):
                 assert distance(layer(hidden, **{name: cache}), expected) <= CLOSE

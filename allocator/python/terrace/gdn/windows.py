@@ -58,15 +58,18 @@ def forwards(model: torch.nn.Module, deltas: dict[str, torch.nn.Module], window:
 
 
 def _expect_continuing(deltas: dict[str, torch.nn.Module]) -> None:
-    import transformers
-
-    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    if version < _OLDEST:
+    if tuple(int(part) for part in _version().split(".")[:2]) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
-        raise ValueError(f"windows need transformers {oldest} or newer, and {transformers.__version__} is installed; leave window out")
+        raise ValueError(f"windows need transformers {oldest} or newer, and {_version()} is installed; leave window out")
     for name, layer in deltas.items():
         if not type(layer).__module__.startswith(_CONTINUE):
             raise ValueError(f"{name} is a {type(layer).__name__}, which is not known to continue from its cache; leave window out")
+
+
+def _version() -> str:
+    import transformers
+
+    return str(transformers.__version__)
 
 
 def _token_parts(model: torch.nn.Module, deltas: dict[str, torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -128,9 +131,7 @@ def _continuing(layer: torch.nn.Module, name: str, window: int, warned: set[str]
         if tokens <= window + 1:
             return inner(self, hidden_states, *more, **kwargs)
         given = dict(zip(arguments, more)) | kwargs
-        # Under an old name if the caller uses one, which transformers then says something about.
-        key = next((argument for argument in _CACHES if argument in given), cache_name)
-        cache, mask = given.pop(key, None), given.pop("attention_mask", None)
+        cache, mask = given.pop(cache_name, None), given.pop("attention_mask", None)
         why = _unserved(self, hidden_states, cache, mask, given)
         if why is not None:
             if why not in warned:
@@ -142,7 +143,7 @@ def _continuing(layer: torch.nn.Module, name: str, window: int, warned: set[str]
             cache = Cache(layers=[LinearAttentionLayer()] * (self.layer_idx + 1))
 
         def part(begin: int, end: int) -> Any:
-            here = {**given, key: cache, "attention_mask": None if mask is None else mask[:, begin:end]}
+            here = {**given, cache_name: cache, "attention_mask": None if mask is None else mask[:, begin:end]}
             return inner(self, hidden_states[:, begin:end], **here)
 
         return _joined(tokens, window, 1, part)
@@ -164,6 +165,8 @@ def _unserved(layer: Any, hidden: torch.Tensor, cache: Any, mask: Any, more: dic
     if mask is not None and mask.shape != hidden.shape[:2]:
         return "its attention mask is none of padding, [batch, tokens]"
     for name, value in more.items():
+        if name in _CACHES and cache is None and value is not None:
+            return f"it has {name}, which is not what these layers call their cache in transformers {_version()}"
         if isinstance(value, (list, tuple, dict)) or (isinstance(value, torch.Tensor) and value.dim() > 0):
             return f"it has {name}, which may say something of each token; sequences packed in one row can be rows of a batch instead"
     return None
