@@ -107,21 +107,32 @@ def _host(results, name):
     )
 
 
+RULES = ("FLA", "Terrace", "windows")
+
+
+def _windows(r):
+    return f"Terrace, windows of {r['job']['window']:,}"
+
+
 def _kinds(results):
     r = _part(results, "kinds")
     rows = r.get("rows", {})
     if "Terrace" not in rows:
         return ""
     tokens = r["job"]["tokens"]
-    body = [[kind, *(mib(rows[n]["peaks"].get(kind, 0)) for n in ("FLA", "Terrace"))] for kind in rows["FLA"]["peaks"]]
-    body.append(["in a call of the rule, beyond its inputs", *(mib(rows[n]["rule"]) for n in ("FLA", "Terrace"))])
-    body.append(["**whole forward**", *(mib(rows[n]["whole"]) for n in ("FLA", "Terrace"))])
-    body.append(["reserved, with weights", *(mib(rows[n]["reserved"]) for n in ("FLA", "Terrace"))])
-    known = math.isfinite(r.get("error", math.nan))
-    error = f" Outputs differ by {r['error']:.1e} (RMS of the difference over RMS, last 4096 tokens)." if known else ""
+    found = [n for n in RULES if n in rows]
+    body = [[kind, *(mib(rows[n]["peaks"].get(kind, 0)) for n in found)] for kind in rows["FLA"]["peaks"]]
+    body.append(["in a call of the rule, beyond its inputs", *(mib(rows[n]["rule"]) for n in found)])
+    body.append(["**whole forward**", *(mib(rows[n]["whole"]) for n in found)])
+    body.append(["reserved, with weights", *(mib(rows[n]["reserved"]) for n in found)])
+    if not r["job"]["tiny"]:
+        body.append(["ms of a forward, median of 3", *(f"{rows[n]['ms']:.0f}" for n in found)])
+    errors = [e for e in r.get("errors", {}).values() if math.isfinite(e)]
+    error = f" Outputs differ from FLA's by {' and '.join(f'{e:.1e}' for e in errors)} (RMS of the difference over RMS, last 4096 tokens)."
     return (
         f"## One prefill of {tokens:,} tokens, by kind of layer\n\nMost bytes alive beyond weights while a layer of that kind runs, MiB, "
-        f"PyTorch's default allocator.{error}\n\n" + measure.table(["while in", "FLA's rule", "Terrace's rule"], body)
+        f"PyTorch's default allocator.{error if errors else ''}\n\n"
+        + measure.table(["while in", *("FLA's rule", "Terrace's rule", _windows(r))[: len(found)]], body)
     )
 
 
@@ -130,7 +141,8 @@ def _planned(results):
     arenas = r.get("arenas", {})
     if not arenas.get("FLA"):
         return ""
-    body = [[n, mib(arenas[n])] for n in ("FLA", "Terrace") if n in arenas]
+    shown = {"FLA": "FLA", "Terrace": "Terrace", "windows": _windows(r)}
+    body = [[shown[n], mib(arenas[n])] for n in RULES if n in arenas]
     return f"## The arena of that prefill\n\n{measure.table(['rule', 'arena MiB'], body)}"
 
 

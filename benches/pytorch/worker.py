@@ -13,6 +13,7 @@ import importlib.metadata
 import inspect
 import json
 import os
+import statistics
 import sys
 import time
 
@@ -211,22 +212,23 @@ class Run:
 
 
 def kinds(job, publish):
-    """The peak of one long prefill by kind of layer, with FLA's rule and with ours, under PyTorch's allocator."""
+    """The peak of one long prefill by kind of layer, with FLA's rule, with ours, and with ours in windows, under PyTorch's allocator."""
     alloc = allocators.opened("default", job["device"])
     model = _model(job)
     step = models.Step("prefill", job["tokens"])
     ids = model.inputs([step])[0]
     rows, outputs = {}, {}
-    for name in ("FLA", "Terrace"):
-        with _patched(model, name == "Terrace") as replaced:
+    for name in ("FLA", *OURS):
+        with _patched(model, name, job["window"]) as replaced:
             for _ in range(2):  # the first one compiles and loads
                 gc.collect()
                 alloc.reset()
                 rows[name], outputs[name] = _by_kind(job, alloc, model, ids)
-        rows[name]["replaced"] = replaced
+            rows[name] |= {"replaced": replaced, "ms": _milliseconds(job, model, ids)}
         publish(rows=rows)
-    difference = (outputs["FLA"].float() - outputs["Terrace"].float()).square().mean().sqrt()
-    publish(rows=rows, error=(difference / outputs["FLA"].float().square().mean().sqrt()).item())
+    expected = outputs["FLA"].float()
+    differences = {name: (outputs[name].float() - expected).square().mean().sqrt() for name in OURS}
+    publish(rows=rows, errors={name: (d / expected.square().mean().sqrt()).item() for name, d in differences.items()})
 
 
 def _by_kind(job, alloc, model, ids):
@@ -267,14 +269,26 @@ def _by_kind(job, alloc, model, ids):
     return row, hidden[0, -4096:].to("cpu")
 
 
+def _milliseconds(job, model, ids):
+    """Wall clock of one forward from an idle device to an idle device, with nothing that watches: the median of three."""
+    took = []
+    for _ in range(3):
+        _synchronize(job)
+        begin = time.perf_counter()
+        model.forward(ids, model.new_cache())
+        _synchronize(job)
+        took.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(took)
+
+
 def kinds_planned(job, publish):
-    """The arena that one long prefill needs, with ours first: the arena only grows."""
+    """The arena that one long prefill needs, the smallest first: the arena only grows."""
     alloc = allocators.opened("terrace", job["device"], job["budget"])
     model = _model(job)
     ids = model.inputs([models.Step("prefill", job["tokens"])])[0]
     arenas = {}
-    for name in ("Terrace", "FLA"):
-        with _patched(model, name == "Terrace"):
+    for name in (*reversed(OURS), "FLA"):
+        with _patched(model, name, job["window"]):
             for _ in range(3):
                 with alloc.step(("prefill", job["tokens"], name)):
                     model.forward(ids, model.new_cache())
@@ -310,14 +324,18 @@ def _model(job):
     return models.Model(job["layers"], job["device"], job["tiny"])
 
 
+OURS = ("Terrace", "windows")
+
+
 @contextlib.contextmanager
-def _patched(model, ours):
-    if not ours:
+def _patched(model, name, window):
+    """The model with FLA's rule, with ours, or with ours and its layers in windows of so many tokens; yields what was replaced."""
+    if name not in OURS:
         yield [_rule(model)]
         return
     from terrace import gdn
 
-    with gdn.patch(model.causal) as patch:
+    with gdn.patch(model.causal, window=window if name == "windows" else None) as patch:
         yield list(patch.replaced)
 
 

@@ -21,12 +21,13 @@ RUN = Path(__file__).parents[3] / "benches" / "pytorch" / "run.py"
 def test_a_conversation_and_a_long_prompt_are_planned_as_promised(fake, tmp_path):
     page = tmp_path / "page.md"
     command = [sys.executable, RUN, "--rehearse", fake, "--layers", "4", "--forwards", "100", "--only", "chat", "--only", "kinds"]
-    done = subprocess.run([*command, "--work", tmp_path, "--markdown", page], capture_output=True, text=True, timeout=900)
+    command += ["--only", "planned", "--work", tmp_path, "--markdown", page]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     text = page.read_text()
     passed = re.search(r"Checks: (\d+) passed, 0 failed", text)
-    assert passed and int(passed[1]) >= 8, text
-    for row in ("| Terrace, plans loaded |", "| Gated DeltaNet |"):
+    assert passed and int(passed[1]) >= 14, text
+    for row in ("| Terrace, plans loaded |", "| Gated DeltaNet |", "| Terrace, windows of 4,096 |"):
         assert row in text
 
 

@@ -1,50 +1,24 @@
 """`terrace.gdn.patch` on tiny random transformers models: what is replaced, what transformers passes, and that results stay."""
 
+import pathlib
 import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from gdn_models import MODELS, cache_of, delta_nets, made, modeling  # noqa: E402
 from terrace import gdn  # noqa: E402
 
 torch.set_num_threads(1)
 RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-}
-EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-MODELS = {
-    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
-    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
-    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", EXPERTS),
-}
 
 
 @pytest.fixture(params=MODELS)
 def model(request):
-    config, causal, more = MODELS[request.param]
-    if not hasattr(transformers, causal):
-        pytest.skip(f"transformers {transformers.__version__} has no {causal}")
-    torch.manual_seed(3)
-    return getattr(transformers, causal)(getattr(transformers, config)(**{**SIZES, **more})).eval().to(torch.bfloat16)
-
-
-def modeling(model):
-    layer = next(m for m in model.modules() if type(m).__name__.endswith("GatedDeltaNet"))
-    return sys.modules[type(layer).__module__]
+    return made(request.param, torch.bfloat16)
 
 
 def logits(model, ids, **more):
@@ -63,9 +37,7 @@ def test_prompts_and_decodes_give_what_they_gave_before(model):
         assert len(patch.replaced) == 2 and all(name.endswith(rule) for name, rule in zip(patch.replaced, RULES))
         whole = logits(model, ids)
         prompt = model(ids[:, :147], use_cache=True)
-        cache = getattr(prompt, "past_key_values", None) or prompt.cache
-        name = "past_key_values" if getattr(prompt, "past_key_values", None) is not None else "cache"
-        steps = [model(ids[:, at : at + 1], use_cache=True, **{name: cache}).logits for at in range(147, 150)]
+        steps = [model(ids[:, at : at + 1], use_cache=True, **cache_of(prompt)).logits for at in range(147, 150)]
     assert close(whole, before)
     assert close(torch.cat([prompt.logits, *steps], 1), before)
     assert torch.equal(logits(model, ids), before), "restored"
@@ -162,8 +134,7 @@ def test_a_model_without_such_layers_or_with_other_heads_is_refused_and_left_alo
         gdn.patch(torch.nn.Linear(1, 1))
     module = modeling(model)
     theirs = getattr(module, RULES[0])
-    layer = next(m for m in model.modules() if type(m).__name__.endswith("GatedDeltaNet"))
-    layer.head_v_dim = 64
+    delta_nets(model)[0].head_v_dim = 64
     with pytest.raises(ValueError, match="head_v_dim is 64"):
         gdn.patch(model)
     assert getattr(module, RULES[0]) is theirs

@@ -3,7 +3,8 @@
     from terrace.gdn import chunk_gated_delta_rule
     o, state = chunk_gated_delta_rule(q, k, v, g, beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True)
 
-or, for a transformers model of the Qwen3.5 or Qwen3-Next family, `terrace.gdn.patch(model)`.
+or, for a transformers model of the Qwen3.5 or Qwen3-Next family, `terrace.gdn.patch(model)`, or `patch(model, window=4096)`: then what is
+around the rule goes in windows of tokens too.
 
 A prefill needs a workspace of the same size at every number of tokens (54 MiB for 16 / 48 heads), taken from PyTorch's current
 allocator; FLA's grows with the prompt. Work is queued on the current stream. Nothing waits for the device, but for one read of
