@@ -68,9 +68,14 @@ class Terrace:
         peak = stats["usage"]["peak"]["bytes"]
         return {"peak_live": peak, "peak_reserved": stats["reservation"], "device_used": total - free, "stats": stats}
 
-    def outside(self):
-        """Bytes in use now that no plan places: weights, caches, what differed."""
-        return self.alloc.stats()["outside"]
+    def restart(self):
+        """Forgets how far from the reservation's end things lay."""
+        if self.native:
+            torch.cuda.reset_peak_memory_stats()
+
+    def smallest_budget(self):
+        """Bytes in which what was asked for since `restart` could lie again, in plans or outside."""
+        return self.alloc.smallest_budget()
 
     def save(self, path):
         self.alloc.save(path)

@@ -19,7 +19,7 @@ WHAT = {
 }
 COLUMNS = (
     "Device: what the process takes of the GPU beyond an idle CUDA context. The recording run's reservation is ample on purpose; the loaded "
-    "one's is the arena, what was seen outside of it in a settled round, as much again as of that came and went, and 128 MiB."
+    "one's is the `smallest_budget` that the recording run says after a settled round, and 64 MiB."
 )
 
 

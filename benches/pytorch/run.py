@@ -39,17 +39,17 @@ import page  # noqa: E402
 
 SECTIONS = ["mixed", "kinds", "chat", "ranks", "planned", "host"]
 WORKLOADS = ("mixed", "chat")
+FIRST_PORT = 29516  # those after it are torchrun's
 LEAST_S = 25  # no job is begun with less time left
 LONG, LONG_SHORT = 60_000, 300
-ROUNDS = {"mixed": 9, "chat": 11}  # that are timed of each process of the section "host"
+ROUNDS = {"mixed": 7, "chat": 7}  # that are timed of each process of the section "host"
 WINDOW, WINDOW_SHORT = 4096, 64  # tokens of the long prefill's windows, in the column with windows
 GIB = 1 << 30
 # Reservations while plans are recorded: ample, since requests of a step that is recorded are served outside of any plan.
 AMPLE = {"mixed": 48 * GIB, "chat": 32 * GIB, "planned": 96 * GIB, "ranks": 20 * GIB}
 AMPLE_TINY = GIB
-# What a reservation gets beyond the arena and what was seen outside of it: for rounding, and as much again as what comes and goes
-# outside, such as caches that grow by being copied, since those leave gaps.
-SLACK, SLACK_SHARE = 128 << 20, 1.0
+# What a reservation gets beyond the smallest in which a settled round lay: caches that grow by being copied leave other gaps each time.
+SLACK = 64 << 20
 L2NORM = {"default_config": {"kwargs": {"BT": 32}, "num_warps": 8, "num_stages": 3, "num_ctas": 1}}
 
 
@@ -73,8 +73,8 @@ class Bench:
 
     def __init__(self, args):
         self.args, self.checks, self.results, self.missing = args, measure.Checks(), {}, {}
-        self.waiting = {name: [] for name in allocators.NAMES}  # (process, its log): imported, and not yet told what to do
-        self.end = time.monotonic() + args.budget
+        self.waiting = {}  # by allocator and number of processes: (process, the stem of its files), imported and without a job yet
+        self.end, self.port = time.monotonic() + args.budget, FIRST_PORT
         self.work = args.work or tempfile.mkdtemp(prefix="terrace-pytorch-")
         os.makedirs(os.path.join(self.work, "fla"), exist_ok=True)
         with open(os.path.join(self.work, "fla", "l2norm_fwd_kernel.json"), "w") as f:
@@ -117,7 +117,7 @@ class Bench:
             out = f"{stem}.json"
             outs += [out] if processes == 1 else [f"{out}.{rank}" for rank in range(processes)]
             logs.append(f"{stem}.log")
-            children.append(self._start(f"{stem}.job", logs[-1], processes, {**job, "out": out}))
+            children.append(self._begin(stem, processes, {**job, "out": out}))
         status = _end(children, left)
         found = [_read(out) for out in outs]
         self.results[name] = {"seconds": time.monotonic() - begin, "parts": found}
@@ -134,45 +134,45 @@ class Bench:
         self.publish()
         return None
 
-    def _start(self, path, log, processes, job):
-        """The process of a job, or torchrun's for several."""
-        small = {"tiny": self.args.tiny, "short": self.args.device == "cpu"}
-        with open(path, "w") as f:
-            json.dump({"device": self.args.device, "layers": self.args.layers, **small, **job}, f)
+    def _begin(self, stem, processes, job):
+        """The process of a job, or torchrun's for several: one that waits for it, or a new one."""
         for part in [job["out"], *(f"{job['out']}.{rank}" for rank in range(processes))]:  # a kept folder may have one of an earlier run
             if os.path.exists(part):
                 os.remove(part)
         allocator = job.get("allocator", "default")
-        if processes == 1 and self.waiting[allocator]:
-            child, early = self.waiting[allocator].pop()
-            os.replace(early, log)  # it writes on into the same file
-            with contextlib.suppress(BrokenPipeError):  # it ended already: its status and its log say why
-                child.stdin.write(path + "\n")
-                child.stdin.close()
-            return child
-        command = [sys.executable, os.path.join(HERE, "rehearse.py" if self.args.rehearse else "worker.py"), path]
+        waiting = self.waiting.get((allocator, processes))
+        child, early = waiting.pop() if waiting else (self._start(stem, allocator, processes), stem)
+        small = {"tiny": self.args.tiny, "short": self.args.device == "cpu"}
+        measure.write_json(f"{early}.job.new", {"device": self.args.device, "layers": self.args.layers, **small, **job})
+        os.replace(f"{early}.log", f"{stem}.log")  # the process writes on into the same file
+        os.replace(f"{early}.job.new", f"{early}.job")
+        return child
+
+    def _start(self, stem, allocator, processes):
+        """A process that imports, and does the job that it finds at `stem` with the ending .job."""
+        with contextlib.suppress(FileNotFoundError):  # of an earlier run
+            os.remove(f"{stem}.job")
+        worker = os.path.join(HERE, "rehearse.py" if self.args.rehearse else "worker.py")
+        launcher = []
         if processes > 1:
+            self.port += 1  # those that wait have theirs already
             launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-addr", "127.0.0.1",
-                        "--master-port", "29517"]  # fmt: skip
-            command[1:1] = launcher
-        with open(log, "w") as f:
+                        "--master-port", str(self.port)]  # fmt: skip
+        command = [sys.executable, *launcher, worker, f"{stem}.job", str(os.getpid())]
+        with open(f"{stem}.log", "w") as f:
             return subprocess.Popen(command, stdout=f, stderr=subprocess.STDOUT, env=self._environment(allocator))
 
     def prepare(self):
         """Starts the processes of the jobs to come: they import while kernels are tuned, when nothing is timed."""
-        for allocator in [] if self.args.rehearse else expected(self.args):
-            log = os.path.join(self.work, f"waiting-{sum(map(len, self.waiting.values()))}.log")
-            with open(log, "w") as f:
-                child = subprocess.Popen([sys.executable, os.path.join(HERE, "worker.py"), "-"], stdin=subprocess.PIPE, stdout=f,
-                                         stderr=subprocess.STDOUT, text=True, env=self._environment(allocator))  # fmt: skip
-            self.waiting[allocator].append((child, log))
+        for at, (allocator, processes) in enumerate([] if self.args.rehearse else expected(self.args)):
+            stem = os.path.join(self.work, f"waiting-{at}")
+            self.waiting.setdefault((allocator, processes), []).append((self._start(stem, allocator, processes), stem))
 
     def close(self):
-        """Lets those go that were not needed."""
-        for child, log in [pair for pairs in self.waiting.values() for pair in pairs]:
-            child.stdin.close()
-            child.wait()
-            os.remove(log)
+        """Ends those that were not needed."""
+        for child, stem in [pair for pairs in self.waiting.values() for pair in pairs]:
+            _stop(child)
+            os.remove(f"{stem}.log")
 
     def _environment(self, allocator):
         environment = {
@@ -196,15 +196,17 @@ class Bench:
 
 
 def expected(args):
-    """The allocators of the processes that will be started, but for torchrun's: the one that tunes, then those of the chosen sections."""
-    yield "default"
+    """Allocator and number of processes of each job that will be started: the one that tunes, then those of the chosen sections."""
+    yield "default", 1
     for section in args.only:
         if section in WORKLOADS:
-            yield from (name for name in args.allocators for _ in range(2 if name == "terrace" else 1))
-        elif section in ("kinds", "planned"):
-            yield "default" if section == "kinds" else "terrace"
+            yield from ((name, 1) for name in args.allocators for _ in range(2 if name == "terrace" else 1))
+        elif section == "ranks":
+            yield from [("terrace", 2)] * 2
         elif section == "host":
-            yield from (name for name in args.allocators for _ in WORKLOADS)
+            yield from ((name, 1) for name in args.allocators for _ in WORKLOADS)
+        else:
+            yield "terrace" if section == "planned" else "default", 1
 
 
 def tune(bench):
@@ -238,19 +240,12 @@ def terrace(bench, name, few, common):
         return
     loaded = {"allocator": "terrace", "forwards": few, "plan": plan, **common}
     # If that is too little, what the recording run took certainly does.
-    fits = bench.run(f"{name} terrace, loaded", budget=tight(first), may_fail=True, **loaded)
+    fits = bench.run(f"{name} terrace, loaded", budget=round_up(first["smallest_budget"] + SLACK), may_fail=True, **loaded)
     if fits is None:
         most = first["stats"]["arena"] + first["stats"]["outside_peak"] + SLACK
         fits = bench.run(f"{name} terrace, loaded", budget=round_up(most), **loaded)
     if bench.args.device != "cpu":
         check_plans(bench, name, first, fits)
-
-
-def tight(first):
-    """Bytes of a reservation for the plans that were recorded: the arena, and the most that was seen outside of it."""
-    outside, weights = first["outside_peak"], first["weights"]
-    needs = first["stats"]["arena"] + outside + SLACK + int(SLACK_SHARE * max(0, outside - weights))
-    return round_up(needs)
 
 
 def round_up(size):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""One configuration in one process: reads a job, writes what it measured as JSON, after each part of it.
+"""One configuration in one process: does a job and writes what it measured as JSON, after each part of it.
 
-    worker.py JOB.json      as run.py starts it; under torchrun for the job "ranks"
-    worker.py -             imports what it can and reads the job's path when it comes
+    worker.py JOB.json PID      as run.py, which is process PID, starts it; under torchrun for the job "ranks". It imports what it can, and
+                                begins when there is such a file
 """
 
 import concurrent.futures
@@ -26,12 +26,11 @@ SETTLING = 3  # rounds after which every key was seen twice, and what grows has 
 
 
 def main():
-    path = sys.argv[1]
-    if path == "-":
-        _ahead()
-        path = sys.stdin.readline().strip()
-        if not path:
-            return  # not needed after all
+    path, starter = sys.argv[1], int(sys.argv[2])
+    _ahead()
+    while not os.path.exists(path):
+        time.sleep(0.02)
+        os.kill(starter, 0)  # an error if that process is gone: nobody will bring a job
     with open(path) as f:
         job = json.load(f)
     begin = time.perf_counter()
@@ -97,7 +96,7 @@ def workload(job, publish):
     digests.append(run.round(hashed=True))
     publish(digests=digests, forwards=run.forwards, device_peak=run.device_peak, last=alloc.figures())
     if job["allocator"] == "terrace":
-        publish(outside_peak=run.outside(), stats=alloc.figures()["stats"])
+        publish(smallest_budget=run.smallest_budget(), stats=alloc.figures()["stats"])
         if job.get("save"):
             alloc.save(job["save"])
             publish(saved=os.path.getsize(job["save"]))
@@ -193,22 +192,11 @@ class Run:
             yield step, *took
         _synchronize(self.job)
 
-    def outside(self):
-        """The most that plans do not place in a round where all keys are known, looked at after each part of each layer."""
-        most = 0
-
-        def look(*_):
-            nonlocal most
-            most = max(most, self.alloc.outside())
-
-        modules = [m for _, part in self.model.parts() for m in (part, *part.children())]
-        handles = [m.register_forward_hook(look) for m in modules]
-        look()
+    def smallest_budget(self):
+        """Bytes in which one more round, where all keys are known, could lie."""
+        self.alloc.restart()
         self.round()
-        look()
-        for h in handles:
-            h.remove()
-        return most
+        return self.alloc.smallest_budget()
 
 
 def kinds(job, publish):
