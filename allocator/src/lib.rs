@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod alignment;
 mod allocator;
 pub mod backing;
 #[cfg(feature = "cuda")]

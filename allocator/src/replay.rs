@@ -1,30 +1,36 @@
 //! Which slot a request belongs to, once a step has left its script.
 //!
 //! ```text
-//!   slots     a  b  c  d  e  f        requests  a  b  X  d  c  ...
-//!                   ^head                             X fits nowhere: undecided, the head stays
-//!                                                     d is found one further on: c is left behind, X may have been c
-//!                                                       grown; if X is larger than c it was, else X was extra
-//!                                                     c, if it still comes, was reordered
-//!
-//!             a  b  c  d  e  f                    a  b  X  Y  c  ...
-//!                   ^head                             X is smaller than c, but could be it: c, with reservations
-//!                                                     X is freed before Y comes, and c would still live: X was extra,
-//!                                                     c is the head again, and Y is looked at like X
+//!   slots     a  b  c  d  e  f        requests  a  b  X  d  e  f
+//!                                                     X is not c's size: from here on requests are aligned with the slots
+//!                                                     d is d, whether X was extra and c is missing, or X was c
+//!                                                     after SURE exact matches in a row the alignment says what each was
 //! ```
 //!
-//! A request is matched by its place in its lane and its size, never by its call site, which does not tell the layers of a
-//! loop apart. Wrong guesses cost memory, never safety: whether the slot's bytes are free is looked up, not inferred.
+//! A request is matched by its place in its lane, its size, and whether it is gone already when the next one comes; never by its call site,
+//! which does not tell the layers of a loop apart. It is served at once, by the explanation that is the cheapest so far; what it was,
+//! is told and learnt when that is clear. Wrong guesses cost memory, never safety: whether the slot's bytes are free is looked
+//! up, not inferred.
 
-use std::ops::Range;
-
+use crate::alignment::{Alignment, EXTRA, Ends, NEVER};
 use crate::divergence::Divergence;
-use crate::record::Request;
+use crate::record::{Request, SlotInfo};
 use crate::script::Script;
 
-/// How far from the head a slot of the right size is looked for, either way. On recorded runs 64 finds all repeats of
-/// dense8-mixed and 16 does not.
-pub const LOOKAHEAD: u32 = 64;
+/// Exact matches in a row, one turn after the other, after which nothing before them is looked at again.
+const SURE: usize = 12;
+/// Requests that are aligned at once: what is longer is settled as it looks then.
+const MOST: usize = 4096;
+/// How far from its turn a request may come, so that it is the same out of order.
+const NEAR: u32 = 64;
+
+/// Costs of being a slot's request, beside [`EXTRA`]: with another size, which is a little less than that; with a much larger one, which is less
+/// than to be extra where the slot is missing too; and to be gone when the next request comes, where the slot would live on.
+const OTHER_SIZE: u32 = 18;
+const MUCH_LARGER: u32 = 24;
+const GONE: u32 = 18;
+/// And to live on, where the slot would be gone: frees by a garbage collector come late.
+const LIVES_ON: u32 = 2;
 
 /// What a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,40 +44,52 @@ pub enum Match {
 /// The state of matching one step against its script.
 #[derive(Clone, Debug)]
 pub struct Matcher {
+    /// By slot: whether its request came.
     taken: Vec<bool>,
+    /// By slot: whether a request was served by it.
+    served: Vec<bool>,
     lanes: Vec<LaneState>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct LaneState {
-    /// All slots before this turn are taken or left behind.
+    /// The turn that comes next after what is settled.
     head: u32,
-    /// Requests since the last match that fitted nowhere: index in the record and size.
-    undecided: Vec<(u32, u64)>,
-    /// The last request, where it was not exactly what the head expected.
-    unsure: Option<Unsure>,
+    unclear: Option<Unclear>,
 }
 
-/// A match that the next request confirms, or that was none.
+/// Requests that are aligned from the head on.
+#[derive(Clone, Debug)]
+struct Unclear {
+    alignment: Alignment,
+    asked: Vec<Asked>,
+    /// The last request stays as it was taken: the one after it could not be served.
+    fixed: bool,
+}
+
 #[derive(Clone, Copy, Debug)]
-struct Unsure {
-    turn: u32,
+struct Asked {
+    /// Index in the record.
     request: u32,
     size: u64,
-    /// Where the head was.
-    head: u32,
+    /// The slot that it was served by.
+    slot: Option<u32>,
+    /// Exact matches in a row that end with it.
+    exact: usize,
+    next: u32,
 }
 
 impl Matcher {
     /// Nothing matched yet.
     pub fn new(script: &Script) -> Self {
-        let lanes = vec![LaneState::default(); script.lanes.len()];
-        Self { taken: vec![false; script.template.slots.len()], lanes }
+        let (lanes, slots) = (vec![LaneState::default(); script.lanes.len()], script.template.slots.len());
+        Self { taken: vec![false; slots], served: vec![false; slots], lanes }
     }
 
     /// A request came for exactly the next slot of its lane; for steps that were on script so far.
     pub fn take_next(&mut self, script: &Script, slot: u32) {
         self.taken[slot as usize] = true;
+        self.served[slot as usize] = true;
         self.lanes[script.template.slots[slot as usize].lane as usize].head = script.turn[slot as usize] + 1;
     }
 
@@ -86,103 +104,63 @@ impl Matcher {
         tell: &mut impl FnMut(Divergence),
         known: &mut impl FnMut(u32, Option<u32>),
     ) -> Match {
-        let request = earlier.len() as u32;
         let Some(slots) = script.lanes.get(lane as usize) else {
             tell(Divergence::OtherLane { lane, actual: size });
             return Match::Undecided;
         };
-        self.decide(script, slots, lane, earlier, tell, known);
-        let head = self.skip_taken(slots, lane);
-        let info = |turn: u32| &script.template.slots[slots[turn as usize] as usize];
-        let end = slots.len() as u32;
-        let exact = (head < end && info(head).seen == size).then_some(head);
-        let found = exact.or_else(|| self.nearest(script, slots, head, size)).or_else(|| {
-            // Nothing of that size is near: the slot at the head itself, with another size, if it can hold it.
-            let near = (head < end).then(|| info(head))?;
-            let holds = near.outlives || (size <= near.size && size >= near.seen / 2);
-            holds.then_some(head)
-        });
-        let Some(turn) = found else {
-            self.lanes[lane as usize].undecided.push((request, size));
-            return Match::Undecided;
-        };
-        let slot = slots[turn as usize];
-        self.taken[slot as usize] = true;
-        let state = &mut self.lanes[lane as usize];
-        state.unsure = Some(Unsure { turn, request, size, head });
-        state.head = head.max(turn + 1);
-        if exact.is_some() {
-            self.confirm(script, slots, lane, tell, known);
+        let turns = Turns { script, slots };
+        if let Some(unclear) = &mut self.lanes[lane as usize].unclear {
+            unclear.look_again(&turns, earlier);
+            if unclear.asked.last().is_some_and(|asked| asked.exact >= SURE) || unclear.asked.len() >= MOST {
+                self.settle(&turns, lane, false, tell, known);
+            }
         }
+        let state = &mut self.lanes[lane as usize];
+        let head = state.head;
+        let expected = turns.slot(head).filter(|slot| turns.info(*slot).seen == size);
+        if let (None, Some(slot)) = (&state.unclear, expected) {
+            self.take_next(script, slot);
+            return Match::Slot(slot);
+        }
+        let new = || Unclear { alignment: Alignment::new(head, slots.len() as u32), asked: Vec::new(), fixed: true };
+        let unclear = state.unclear.get_or_insert_with(new);
+        let ends = unclear.ask(&turns, earlier.len() as u32, size);
+        let slot = if ends.matched {
+            turns.slot(ends.next - 1).filter(|slot| turns.info(*slot).holds(size))
+        } else {
+            self.out_of_order(&turns, ends.next, size)
+        };
+        let Some(slot) = slot else { return Match::Undecided };
+        let asked = self.lanes[lane as usize].unclear.as_mut().and_then(|unclear| unclear.asked.last_mut());
+        asked.expect("it was asked for just now").slot = Some(slot);
+        self.served[slot as usize] = true;
         Match::Slot(slot)
     }
 
-    /// Whether the last match of the lane was one. It was not if the request is gone already though its slot would live on.
-    fn decide(
-        &mut self,
-        script: &Script,
-        slots: &[u32],
-        lane: u32,
-        earlier: &[Request],
-        tell: &mut impl FnMut(Divergence),
-        known: &mut impl FnMut(u32, Option<u32>),
-    ) {
-        let state = &mut self.lanes[lane as usize];
-        let Some(Unsure { turn, request, size, head }) = state.unsure else { return };
-        let slot = slots[turn as usize];
-        if earlier[request as usize].freed && script.until[slot as usize] > turn + 1 {
-            state.unsure = None;
-            state.head = head;
-            self.taken[slot as usize] = false;
-            tell(Divergence::Extra { actual: size });
-            known(request, None);
-        } else {
-            self.confirm(script, slots, lane, tell, known);
-        }
-    }
-
-    /// The last match of the lane is one.
-    fn confirm(
-        &mut self,
-        script: &Script,
-        slots: &[u32],
-        lane: u32,
-        tell: &mut impl FnMut(Divergence),
-        known: &mut impl FnMut(u32, Option<u32>),
-    ) {
-        let Some(Unsure { turn, size, head, .. }) = self.lanes[lane as usize].unsure.take() else { return };
-        self.settle(script, slots, lane, head..turn, tell, known);
-        let slot = slots[turn as usize];
-        let info = &script.template.slots[slot as usize];
-        let expected = info.seen;
-        match size {
-            _ if size > expected => tell(Divergence::Grew { slot, expected, actual: size }),
-            // What outlives the step is served outside: smaller or at another turn, nothing is different.
-            _ if info.outlives => {}
-            _ if turn < head => tell(Divergence::Reordered { slot, turn: head }),
-            _ if size < expected => tell(Divergence::Shrink { slot, expected, actual: size }),
-            _ => {}
-        }
-    }
-
     /// The request that was found last could not be served: it never came.
-    pub fn undo(&mut self, script: &Script, lane: u32, found: Match, request: u32) {
+    pub fn undo(&mut self, script: &Script, lane: u32, found: Match) {
         let Some(state) = self.lanes.get_mut(lane as usize) else { return };
-        let unsure = state.unsure.take_if(|unsure| unsure.request == request);
-        match found {
-            Match::Slot(slot) if let Some(unsure) = unsure => {
-                self.taken[slot as usize] = false;
-                state.head = unsure.head;
+        if let Match::Slot(slot) = found {
+            self.served[slot as usize] = false;
+        }
+        match (&mut state.unclear, found) {
+            (Some(unclear), _) => {
+                unclear.alignment.pop();
+                unclear.asked.pop();
+                unclear.fixed = true;
+                if unclear.asked.is_empty() {
+                    state.unclear = None;
+                }
             }
-            Match::Slot(slot) => {
+            (None, Match::Slot(slot)) => {
                 self.taken[slot as usize] = false;
-                state.head = state.head.min(script.turn[slot as usize]);
+                state.head = script.turn[slot as usize];
             }
-            Match::Undecided => state.undecided.retain(|(other, _)| *other != request),
+            (None, Match::Undecided) => {}
         }
     }
 
-    /// The step is over: what was never asked for is missing, what is undecided was the tail grown, or extra.
+    /// The step is over: all that is unclear is settled, and what was never asked for is missing.
     pub fn finish(
         &mut self,
         script: &Script,
@@ -191,9 +169,11 @@ impl Matcher {
         known: &mut impl FnMut(u32, Option<u32>),
     ) {
         for (lane, slots) in (0..).zip(&script.lanes) {
-            self.decide(script, slots, lane, all, tell, known);
-            let head = self.lanes[lane as usize].head;
-            self.settle(script, slots, lane, head..slots.len() as u32, tell, known);
+            let turns = Turns { script, slots };
+            if let Some(unclear) = &mut self.lanes[lane as usize].unclear {
+                unclear.look_again(&turns, all);
+                self.settle(&turns, lane, true, tell, known);
+            }
         }
         for (slot, taken) in (0..).zip(&self.taken) {
             if !taken {
@@ -202,57 +182,140 @@ impl Matcher {
         }
     }
 
-    fn skip_taken(&mut self, slots: &[u32], lane: u32) -> u32 {
-        let state = &mut self.lanes[lane as usize];
-        while slots.get(state.head as usize).is_some_and(|slot| self.taken[*slot as usize]) {
-            state.head += 1;
-        }
-        state.head
+    /// The nearest slot before a turn that was that large and serves nobody.
+    fn out_of_order(&self, turns: &Turns<'_>, next: u32, size: u64) -> Option<u32> {
+        let near = next.saturating_sub(NEAR)..next;
+        near.rev()
+            .filter_map(|turn| turns.slot(turn))
+            .find(|slot| !self.served[*slot as usize] && !self.taken[*slot as usize] && turns.info(*slot).seen == size)
     }
 
-    /// The turn nearest to the head whose slot is not taken and was exactly that large; of two equally near, the later.
-    fn nearest(&self, script: &Script, slots: &[u32], head: u32, size: u64) -> Option<u32> {
-        let fits = |turn: u32| {
-            let slot = slots[turn as usize] as usize;
-            !self.taken[slot] && script.template.slots[slot].seen == size
-        };
-        (1..=LOOKAHEAD).find_map(|distance| {
-            let ahead = head.checked_add(distance).filter(|turn| (*turn as usize) < slots.len() && fits(*turn));
-            ahead.or_else(|| head.checked_sub(distance).filter(|turn| fits(*turn)))
-        })
-    }
-
-    /// A request was found: what was undecided before it belongs to the slots it skipped, unless it is much smaller, and is extra
-    /// otherwise.
+    /// Tells what the unclear requests of a lane were.
     fn settle(
         &mut self,
-        script: &Script,
-        slots: &[u32],
+        turns: &Turns<'_>,
         lane: u32,
-        mut skipped: Range<u32>,
+        over: bool,
         tell: &mut impl FnMut(Divergence),
         known: &mut impl FnMut(u32, Option<u32>),
     ) {
         let state = &mut self.lanes[lane as usize];
-        for (request, actual) in state.undecided.drain(..) {
-            let own = skipped.by_ref().find(|turn| {
-                let slot = slots[*turn as usize] as usize;
-                !self.taken[slot] && actual >= script.template.slots[slot].seen / 2
-            });
-            match own {
-                Some(turn) => {
-                    let slot = slots[turn as usize];
-                    self.taken[slot as usize] = true;
-                    let expected = script.template.slots[slot as usize].seen;
-                    // A smaller one follows one that grew: too late for its slot, but it is known now whose it was.
-                    let grown = actual > expected;
-                    let (grew, shrink) =
-                        (Divergence::Grew { slot, expected, actual }, Divergence::Shrink { slot, expected, actual });
-                    tell(if grown { grew } else { shrink });
-                    known(request, Some(slot));
-                }
-                None => tell(Divergence::Extra { actual }),
+        let Some(unclear) = state.unclear.take() else { return };
+        let (explained, end) = unclear.alignment.explanation(over);
+        state.head = end;
+        for turn in explained.iter().filter_map(|explained| explained.turn) {
+            self.taken[turns.slots[turn as usize] as usize] = true;
+        }
+        for (asked, explained) in unclear.asked.iter().zip(&explained) {
+            let own = explained.turn.map(|turn| turns.slots[turn as usize]);
+            let slot = own.or_else(|| self.missing_near(turns, explained.next, end, asked.size));
+            known(asked.request, slot);
+            let Some(slot) = slot else {
+                tell(Divergence::Extra { actual: asked.size });
+                continue;
+            };
+            self.taken[slot as usize] = true;
+            let (info, actual) = (turns.info(slot), asked.size);
+            let expected = info.seen;
+            match actual {
+                _ if actual > expected => tell(Divergence::Grew { slot, expected, actual }),
+                // What outlives the step is served outside: smaller or at another turn, nothing is different.
+                _ if info.outlives => {}
+                _ if own.is_none() => tell(Divergence::Reordered { slot, turn: explained.next }),
+                _ if actual < expected => tell(Divergence::Shrink { slot, expected, actual }),
+                _ => {}
             }
         }
     }
+
+    /// The slot nearest to a turn, of those before `end`, that was that large and that nobody asked for; of two equally near, the later.
+    fn missing_near(&self, turns: &Turns<'_>, next: u32, end: u32, size: u64) -> Option<u32> {
+        let fits =
+            |turn: u32| turns.slot(turn).filter(|slot| !self.taken[*slot as usize] && turns.info(*slot).seen == size);
+        (0..NEAR).find_map(|distance| {
+            let ahead = next.checked_add(distance).filter(|turn| *turn < end).and_then(fits);
+            ahead.or_else(|| next.checked_sub(distance + 1).and_then(fits))
+        })
+    }
 }
+
+impl Unclear {
+    /// Takes a request in.
+    fn ask(&mut self, turns: &Turns<'_>, request: u32, size: u64) -> Ends {
+        let ends = self.alignment.push(|turn| turns.cost(turn, size, None));
+        self.fixed = false;
+        let exact = self.asked.last().map_or(0, |asked| asked.exact);
+        self.asked.push(Asked { request, size, slot: None, exact, next: 0 });
+        self.count(turns, ends);
+        ends
+    }
+
+    /// Another request comes, or none any more: whether the last one is gone already says something about what it was.
+    fn look_again(&mut self, turns: &Turns<'_>, earlier: &[Request]) {
+        let Some(&Asked { request, size, .. }) = self.asked.last() else { return };
+        if self.fixed {
+            return;
+        }
+        let gone = earlier[request as usize].freed;
+        let ends = self.alignment.revise(|turn| turns.cost(turn, size, Some(gone)));
+        self.count(turns, ends);
+    }
+
+    /// How many exact matches in a row end with the last request.
+    fn count(&mut self, turns: &Turns<'_>, ends: Ends) {
+        let (last, earlier) = self.asked.split_last_mut().expect("a request was asked for");
+        let before = earlier.last();
+        let exact = ends.matched && turns.slot(ends.next - 1).is_some_and(|slot| turns.info(slot).seen == last.size);
+        let follows = before.is_some_and(|before| before.next + 1 == ends.next);
+        last.next = ends.next;
+        last.exact = match before {
+            _ if !exact => 0,
+            Some(before) if follows => before.exact + 1,
+            _ => 1,
+        };
+    }
+}
+
+/// A lane's slots in order.
+struct Turns<'a> {
+    script: &'a Script,
+    slots: &'a [u32],
+}
+
+impl Turns<'_> {
+    fn slot(&self, turn: u32) -> Option<u32> {
+        self.slots.get(turn as usize).copied()
+    }
+
+    fn info(&self, slot: u32) -> &SlotInfo {
+        &self.script.template.slots[slot as usize]
+    }
+
+    /// What it costs to be that turn's request; `gone` once it is known whether it was freed before the next one came.
+    fn cost(&self, turn: u32, size: u64, gone: Option<bool>) -> u32 {
+        let slot = self.slots[turn as usize];
+        let info = self.info(slot);
+        let short = self.script.until[slot as usize] <= turn + 1;
+        let life = match gone {
+            Some(true) if !short => GONE,
+            Some(false) if short => LIVES_ON,
+            _ => 0,
+        };
+        life + match size {
+            _ if size == info.seen => 0,
+            _ if info.outlives => OTHER_SIZE,
+            _ if size < info.seen / 2 => NEVER,
+            _ if size > info.seen.saturating_mul(2) => MUCH_LARGER,
+            _ => OTHER_SIZE,
+        }
+    }
+}
+
+impl SlotInfo {
+    /// Whether a request of that size can be served by the slot.
+    fn holds(&self, size: u64) -> bool {
+        self.outlives || size <= self.size
+    }
+}
+
+const _: () = assert!(OTHER_SIZE < EXTRA && OTHER_SIZE + GONE > EXTRA, "one that only comes and goes is extra");

@@ -163,7 +163,7 @@ impl Device {
             let open = self.open.as_mut().expect("as above");
             open.record.undo_alloc();
             if let Mode::Replay { script, matcher } = &mut open.mode {
-                matcher.undo(script, lane, found, request);
+                matcher.undo(script, lane, found);
             }
         }
         served

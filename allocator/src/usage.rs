@@ -98,11 +98,11 @@ impl Device {
         }
     }
 
-    /// The smallest reservation in which the same could lie again, once its plans are loaded: the largest plan, and all that lay outside
-    /// of plans since the device was opened or [`Device::reset_peak`], where it lay. After a recording, reset the peak and run
-    /// what was recorded once more: a step that is recorded lies outside. In less room a best fit may choose other gaps, so this
-    /// is what to begin with, and no promise.
-    pub fn smallest_budget(&self) -> Bytes {
+    /// A reservation in which the same can lie again where it lay, once its plans are loaded: the largest plan, and all that lay
+    /// outside of plans since the device was opened or [`Device::reset_peak`], gaps included. After a recording, reset the peak and
+    /// run what was recorded once more: a step that is recorded lies outside. It is what to begin with, and no promise: in less
+    /// room a best fit chooses other gaps, so less may do, and a little more be asked for.
+    pub fn suggested_budget(&self) -> Bytes {
         Bytes::new(self.keys.arena() + self.usage.reach).unwrap_or_default()
     }
 

@@ -73,9 +73,9 @@ class Terrace:
         if self.native:
             torch.cuda.reset_peak_memory_stats()
 
-    def smallest_budget(self):
+    def suggested_budget(self):
         """Bytes in which what was asked for since `restart` could lie again, in plans or outside."""
-        return self.alloc.smallest_budget()
+        return self.alloc.suggested_budget()
 
     def save(self, path):
         self.alloc.save(path)

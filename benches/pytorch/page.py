@@ -19,7 +19,7 @@ WHAT = {
 }
 COLUMNS = (
     "Device: what the process takes of the GPU beyond an idle CUDA context. The recording run's reservation is ample on purpose; the loaded "
-    "one's is the `smallest_budget` that the recording run says after a settled round, and 64 MiB."
+    "one's is the `suggested_budget` that the recording run says after a settled round, and 64 MiB."
 )
 
 

@@ -240,7 +240,7 @@ def terrace(bench, name, few, common):
         return
     loaded = {"allocator": "terrace", "forwards": few, "plan": plan, **common}
     # If that is too little, what the recording run took certainly does.
-    fits = bench.run(f"{name} terrace, loaded", budget=round_up(first["smallest_budget"] + SLACK), may_fail=True, **loaded)
+    fits = bench.run(f"{name} terrace, loaded", budget=round_up(first["suggested_budget"] + SLACK), may_fail=True, **loaded)
     if fits is None:
         most = first["stats"]["arena"] + first["stats"]["outside_peak"] + SLACK
         fits = bench.run(f"{name} terrace, loaded", budget=round_up(most), **loaded)

@@ -96,7 +96,7 @@ def workload(job, publish):
     digests.append(run.round(hashed=True))
     publish(digests=digests, forwards=run.forwards, device_peak=run.device_peak, last=alloc.figures())
     if job["allocator"] == "terrace":
-        publish(smallest_budget=run.smallest_budget(), stats=alloc.figures()["stats"])
+        publish(suggested_budget=run.suggested_budget(), stats=alloc.figures()["stats"])
         if job.get("save"):
             alloc.save(job["save"])
             publish(saved=os.path.getsize(job["save"]))
@@ -192,11 +192,11 @@ class Run:
             yield step, *took
         _synchronize(self.job)
 
-    def smallest_budget(self):
+    def suggested_budget(self):
         """Bytes in which one more round, where all keys are known, could lie."""
         self.alloc.restart()
         self.round()
-        return self.alloc.smallest_budget()
+        return self.alloc.suggested_budget()
 
 
 def kinds(job, publish):

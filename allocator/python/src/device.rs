@@ -127,8 +127,8 @@ impl Device {
     }
 
     /// The smallest reservation in which the same could lie again.
-    fn smallest_budget(&self) -> PyResult<u64> {
-        self.ask(|device| device.smallest_budget().get())
+    fn suggested_budget(&self) -> PyResult<u64> {
+        self.ask(|device| device.suggested_budget().get())
     }
 
     /// What lives, the most that did, what came and went, as JSON.

@@ -236,12 +236,12 @@ class Allocator:
         """Where the bytes are, which features are active and why, and what steps left behind: for a person."""
         return "\n".join(device.report().rstrip("\n") for device in self._devices.values()) + "\n"
 
-    def smallest_budget(self, device: int | None = None) -> int:
-        """The smallest ``budget`` in which the same could lie again once the plans are loaded: the largest plan, and all that lay outside of
-        plans, such as weights and caches, gaps included. A step that is recorded lies outside too, so reset the peak after the first
-        ones (``torch.cuda.reset_peak_memory_stats()``) and run every step once more before you ask. Leave a little room beside it: what
-        is freed and asked for outside of plans may fall into other gaps next time."""
-        return self._device(device).smallest_budget()
+    def suggested_budget(self, device: int | None = None) -> int:
+        """A ``budget`` in which the same can lie again where it lay, once the plans are loaded: the largest plan, and all that lay outside
+        of plans, such as weights and caches, gaps included. A step that is recorded lies outside too, so reset the peak after the first
+        ones (``torch.cuda.reset_peak_memory_stats()``) and run every step once more before you ask. It is what to begin with, and no
+        promise: in less room other gaps are chosen, so less may do; add a little where nothing may fail."""
+        return self._device(device).suggested_budget()
 
     def required_bytes(self, device: int | None = None) -> int:
         """Bytes to set aside for steps before anything else is sized, such as a KV cache."""

@@ -29,8 +29,8 @@ fn repeated_requests_are_served_in_plan() {
         assert!(stats.replay_allocs > 4000, "{name}: {}", stats.replay_allocs);
         let (hits, warm) = (share(stats.hits, stats.replay_allocs), share(stats.hits_warm, stats.replay_allocs_warm));
         println!("{name}: hits {hits:.4}, warm {warm:.4}, {} divergences", stats.divergences.total());
-        assert!(hits >= 0.95, "{name}: {hits}");
-        assert!(warm >= 0.98, "{name}: {warm}");
+        assert!(hits >= 0.99, "{name}: {hits}");
+        assert!(warm >= 0.995, "{name}: {warm}");
         assert!(run.arena as f64 <= 1.02 * stats.lower_bound as f64, "{name}: {} of {}", run.arena, stats.lower_bound);
         if name.ends_with("multiturn") {
             assert!(stats.divergences.grew > 0, "{name}: a chat's cache grows");
@@ -63,10 +63,10 @@ fn a_start_with_plans_fits_what_the_run_before_says_it_needs() {
         let profile = read(name);
         let mut warm = device(2 * peak(&profile) + (64 << 20), false);
         pass(&mut warm, &profile).unwrap();
-        let recording = warm.smallest_budget().get();
+        let recording = warm.suggested_budget().get();
         warm.reset_peak();
         pass(&mut warm, &profile).unwrap();
-        let (budget, live) = (warm.smallest_budget().get(), warm.usage().peak.bytes);
+        let (budget, live) = (warm.suggested_budget().get(), warm.usage().peak.bytes);
         println!("{name}: {budget} for {live} alive, {recording} with the recording");
         assert!((live..recording).contains(&budget), "{name}: {budget} for {live} alive, {recording} recording");
         let plans = warm.save(&Identity::default()).unwrap();
