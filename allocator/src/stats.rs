@@ -36,7 +36,7 @@ pub struct Stats {
     pub divergences: Counts,
     /// In use outside plans now.
     pub outside: u64,
-    /// The most that ever was.
+    /// The most that was, since the device was opened or [`Device::reset_peak`](crate::Device::reset_peak).
     pub outside_peak: u64,
     /// Of that, what a plan should have served: now.
     pub overflow: u64,

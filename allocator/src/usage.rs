@@ -87,10 +87,11 @@ impl Device {
         usage
     }
 
-    /// From here on the peak and the reach are counted anew: they begin with what lives.
+    /// From here on the peak, the reach and [`Stats::outside_peak`](crate::Stats::outside_peak) are counted anew: they begin with what lives.
     pub fn reset_peak(&mut self) {
         let now = self.usage().now;
         self.usage.peak = now;
+        self.stats.outside_peak = self.stats.outside;
         self.usage.reach = 0;
         let lowest = self.live.iter().find(|(_, block)| !matches!(block.state, BlockState::Slot(_)));
         if let Some((&offset, _)) = lowest {
@@ -101,7 +102,7 @@ impl Device {
     /// A reservation in which the same can lie again where it lay, once its plans are loaded: the largest plan, and all that lay
     /// outside of plans since the device was opened or [`Device::reset_peak`], gaps included. After a recording, reset the peak and
     /// run what was recorded once more: a step that is recorded lies outside. It is what to begin with, and no promise: in less
-    /// room a best fit chooses other gaps, so less may do, and a little more be asked for.
+    /// room a best fit chooses other gaps, so less may do, down to [`Device::arena_bytes`] and [`Stats::outside_peak`](crate::Stats::outside_peak).
     pub fn suggested_budget(&self) -> Bytes {
         Bytes::new(self.keys.arena() + self.usage.reach).unwrap_or_default()
     }

@@ -1,5 +1,6 @@
 """The page of results: one Markdown text from what the jobs left."""
 
+import hashlib
 import math
 import statistics
 import subprocess
@@ -19,7 +20,8 @@ WHAT = {
 }
 COLUMNS = (
     "Device: what the process takes of the GPU beyond an idle CUDA context. The recording run's reservation is ample on purpose; the loaded "
-    "one's is the `suggested_budget` that the recording run says after a settled round, and 64 MiB."
+    "one's is half-way from arena and most bytes outside of it in a settled round to `suggested_budget`, and 64 MiB; or the latter and 64 MiB, "
+    "if the run failed in less."
 )
 
 
@@ -67,9 +69,10 @@ def _workload(results, name):
         last, weights = r["last"], r["weights"]
         reserved = last["peak_reserved"]
         live = last.get("peak_live")
-        digest = digests.setdefault(r["digests"][-1], len(digests) + 1)
+        outputs = of_round(r["digests"][-1])
+        digest = digests.setdefault(outputs, len(digests) + 1)
         rows.append([shown, mib(reserved), mib(reserved - weights), mib(r["device_peak"] - idle), mib(live - weights) if live else "",
-                     r["forwards"], f"{digest} ({r['digests'][-1][:8]})"])  # fmt: skip
+                     r["forwards"], f"{digest} ({outputs})"])  # fmt: skip
     if not rows:
         return ""
     head = ["allocator", "reserved MiB", "beyond weights", "device MiB", "peak live beyond weights", "forwards", "outputs"]
@@ -83,6 +86,11 @@ def _workload(results, name):
             f"{stats['plans']} plans, {stats['plan_ns'] / 1e6:.0f} ms for all of them; overflow at most {mib(stats['overflow_peak'])} MiB."
         )
     return "\n\n".join(text)
+
+
+def of_round(steps):
+    """Eight digits for what all steps of a round gave."""
+    return hashlib.blake2b("".join(steps).encode(), digest_size=4).hexdigest()
 
 
 def _host(results, name):
@@ -153,7 +161,7 @@ def _ranks(results):
             stats = part.get("figures", {}).get("stats")
             if stats:
                 share = f"{stats['hits']} of {stats['replay_allocs']}"
-                plan, digest = part["plan"], part["digests"][-1][:8]
+                plan, digest = part["plan"], of_round(part["digests"][-1])
                 rows.append([f"{name}, rank {part['rank']}", mib(stats["arena"]), stats["plans"], share, plan, digest])
     if not rows:
         return ""

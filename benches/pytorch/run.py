@@ -48,7 +48,7 @@ GIB = 1 << 30
 # Reservations while plans are recorded: ample, since requests of a step that is recorded are served outside of any plan.
 AMPLE = {"mixed": 48 * GIB, "chat": 32 * GIB, "planned": 96 * GIB, "ranks": 20 * GIB}
 AMPLE_TINY = GIB
-# What a reservation gets beyond the smallest in which a settled round lay: caches that grow by being copied leave other gaps each time.
+# What a reservation gets beyond what a settled round had: caches that grow by being copied leave other gaps each time.
 SLACK = 64 << 20
 L2NORM = {"default_config": {"kwargs": {"BT": 32}, "num_warps": 8, "num_stages": 3, "num_ctas": 1}}
 
@@ -239,11 +239,11 @@ def terrace(bench, name, few, common):
     if first is None:
         return
     loaded = {"allocator": "terrace", "forwards": few, "plan": plan, **common}
-    # If that is too little, what the recording run took certainly does.
-    fits = bench.run(f"{name} terrace, loaded", budget=round_up(first["suggested_budget"] + SLACK), may_fail=True, **loaded)
+    # Between what a settled round had at least and where it lay: in less room many of the gaps are used. Where that is too little, the latter.
+    least, lay = first["stats"]["arena"] + first["stats"]["outside_peak"], first["suggested_budget"]
+    fits = bench.run(f"{name} terrace, loaded", budget=round_up((least + lay) // 2 + SLACK), may_fail=True, **loaded)
     if fits is None:
-        most = first["stats"]["arena"] + first["stats"]["outside_peak"] + SLACK
-        fits = bench.run(f"{name} terrace, loaded", budget=round_up(most), **loaded)
+        fits = bench.run(f"{name} terrace, loaded", budget=round_up(lay + SLACK), **loaded)
     if bench.args.device != "cpu":
         check_plans(bench, name, first, fits)
 
@@ -254,12 +254,21 @@ def round_up(size):
 
 
 def check_outputs(bench, name):
-    """Digests of the processes of this workload, among themselves."""
-    found = [p["digests"] for job, r in bench.results.items() if job.startswith(f"{name} ") for p in r["parts"] if p.get("digests")]
-    digests = {digest for each in found for digest in each}
-    if digests:
-        text = f"{len(digests)} digest of {sum(map(len, found))} rounds in {len(found)} processes"
-        bench.checks.add(f"{name}: outputs are bitwise equal in all processes, first and last round", len(digests) == 1, text)
+    """What every step of a hashed round gave, in all processes of this workload, held against the first round of the first of them."""
+    jobs = {job: part["digests"] for job, r in bench.results.items() if job.startswith(f"{name} ") for part in r["parts"] if part.get("digests")}
+    if not jobs:
+        return
+    expected = next(iter(jobs.values()))[0]
+    rounds = [(job, at, digests) for job, each in jobs.items() for at, digests in zip(("first", "last"), each, strict=False)]
+    others = [f"{job}, {at} round, {differing(expected, digests)}" for job, at, digests in rounds if digests != expected]
+    text = "; ".join(others) or f"{len(expected)} steps of {len(rounds)} rounds in {len(jobs)} processes"
+    bench.checks.add(f"{name}: outputs are bitwise equal in all processes, first and last round", not others, text)
+
+
+def differing(expected, digests):
+    """Which steps of a round gave something else."""
+    steps = [at for at, (a, b) in enumerate(zip(expected, digests, strict=True)) if a != b]
+    return f"steps {', '.join(map(str, steps))} of {len(expected)}"
 
 
 def check_plans(bench, name, first, fits):
@@ -315,7 +324,7 @@ def ranks(bench):
         return
     for rank, (a, b) in enumerate(zip(first, second, strict=True)):
         if not bench.args.rehearse:
-            bench.checks.add(f"rank {rank}: outputs equal in all rounds, recorded and loaded", len({*a["digests"], *b["digests"]}) == 1)
+            bench.checks.add(f"rank {rank}: outputs equal in all rounds, recorded and loaded", len({*map(tuple, (*a["digests"], *b["digests"]))}) == 1)
         if bench.args.device != "cpu":
             stats = b["figures"]["stats"]
             share = stats["hits"] / max(1, stats["replay_allocs"])

@@ -161,20 +161,26 @@ def test_unknown_bounds_are_refused_in_a_capture_and_the_process_goes_on():
 def test_nothing_is_allocated_but_results_and_a_workspace_of_one_size():
     """The library allocates nothing itself, and PyTorch's allocator is asked for the same at every length."""
     requested = "requested_bytes.all."
+    expected = library.load().workspace_bytes(library.CUDA, 16, 48) + rule.WORKSPACE_ALIGN
     for tokens in (4096, 40_000):
         x = make(1, tokens, 16, 48)
         gdn.chunk_gated_delta_rule(*x, output_final_state=True)
-        torch.cuda.synchronize()
-        free = torch.cuda.mem_get_info()[0]
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_stats()[requested + "current"]
-        o, last = gdn.chunk_gated_delta_rule(*x, output_final_state=True)
-        torch.cuda.synchronize()
-        results = sum(t.numel() * t.element_size() for t in (o, last))
-        taken = torch.cuda.memory_stats()[requested + "peak"] - before - results
-        assert taken == library.load().workspace_bytes(library.CUDA, 16, 48) + rule.WORKSPACE_ALIGN, f"{tokens} tokens"
-        assert torch.cuda.mem_get_info()[0] == free
-        del x, o, last
+        lost = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            free = torch.cuda.mem_get_info()[0]
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_stats()[requested + "current"]
+            o, last = gdn.chunk_gated_delta_rule(*x, output_final_state=True)
+            torch.cuda.synchronize()
+            lost.append(free - torch.cuda.mem_get_info()[0])
+            results = sum(t.numel() * t.element_size() for t in (o, last))
+            taken = torch.cuda.memory_stats()[requested + "peak"] - before - results
+            assert taken == expected, f"{tokens} tokens"
+            del o, last
+        # Other processes come and go on the device; what a call took would be missing after each.
+        assert min(lost) <= 0, f"{lost} bytes of the device"
+        del x
 
 
 def test_fla_gives_the_same_for_the_same_call():

@@ -90,13 +90,13 @@ def test_a_decoder_takes_tensors_of_the_hidden_size_for_all_tokens_and_nothing_w
 @torch.inference_mode()
 def test_on_a_device_a_prompt_takes_half_the_memory_at_most(cuda):
     model = made("qwen3_5", torch.bfloat16, layer_types=["linear_attention"] * 4).cuda()
-    ids = tokens(2, 4000).cuda()
+    ids = tokens(1, 60_000).cuda()
 
     def measured():
-        model(ids, use_cache=True, logits_to_keep=1)  # the first one loads
+        model(ids, use_cache=False, logits_to_keep=1)  # the first one loads
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        out = model(ids, use_cache=True, logits_to_keep=70)
+        out = model(ids, use_cache=False, logits_to_keep=70)
         return out.logits.float(), torch.cuda.max_memory_allocated() - before
 
     with gdn.patch(model):
@@ -104,4 +104,4 @@ def test_on_a_device_a_prompt_takes_half_the_memory_at_most(cuda):
     with gdn.patch(model, window=256):
         logits, within = measured()
     assert ((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()).item() <= 2e-2
-    assert within < without / 2
+    assert within < without / 2, f"{within} bytes in windows, {without} without"

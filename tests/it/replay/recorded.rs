@@ -64,11 +64,15 @@ fn a_start_with_plans_fits_what_the_run_before_says_it_needs() {
         let mut warm = device(2 * peak(&profile) + (64 << 20), false);
         pass(&mut warm, &profile).unwrap();
         let recording = warm.suggested_budget().get();
+        let outside = warm.stats().outside_peak;
         warm.reset_peak();
         pass(&mut warm, &profile).unwrap();
         let (budget, live) = (warm.suggested_budget().get(), warm.usage().peak.bytes);
         println!("{name}: {budget} for {live} alive, {recording} with the recording");
         assert!((live..recording).contains(&budget), "{name}: {budget} for {live} alive, {recording} recording");
+        let settled = warm.stats().outside_peak;
+        assert!(settled <= outside, "{name}: {settled} outside of plans once settled, {outside} with the recording");
+        assert!(warm.arena_bytes().get() + settled <= budget, "{name}: {settled} outside of plans");
         let plans = warm.save(&Identity::default()).unwrap();
         let start = |budget| {
             let mut device = device(budget, false);
