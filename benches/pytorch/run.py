@@ -254,21 +254,26 @@ def round_up(size):
 
 
 def check_outputs(bench, name):
-    """What every step of a hashed round gave, in all processes of this workload, held against the first round of the first of them."""
-    jobs = {job: part["digests"] for job, r in bench.results.items() if job.startswith(f"{name} ") for part in r["parts"] if part.get("digests")}
-    if not jobs:
+    """Every hashed round with Terrace gives what a round of PyTorch's own allocators gave, in all steps. Those may be of more than one kind:
+    attention's decode step on an H200 is not the same to the bit each time (results of 2026-12-03)."""
+    rounds = {(job, at): digests for job, r in bench.results.items() if job.startswith(f"{name} ")
+              for part in r["parts"] for at, digests in zip(("first", "last"), part.get("digests", []), strict=False)}  # fmt: skip
+    if not rounds:
         return
-    expected = next(iter(jobs.values()))[0]
-    rounds = [(job, at, digests) for job, each in jobs.items() for at, digests in zip(("first", "last"), each, strict=False)]
-    others = [f"{job}, {at} round, {differing(expected, digests)}" for job, at, digests in rounds if digests != expected]
-    text = "; ".join(others) or f"{len(expected)} steps of {len(rounds)} rounds in {len(jobs)} processes"
-    bench.checks.add(f"{name}: outputs are bitwise equal in all processes, first and last round", not others, text)
+    first = next(iter(rounds.values()))
+    own = [digests for (job, _), digests in rounds.items() if "terrace" not in job] or [first]
+    others = [f"{job}, {at} round: {differing(own[0], digests)}" for (job, at), digests in rounds.items() if digests not in own]
+    text = "; ".join(others) or f"{len(first)} steps of {len(rounds)} rounds"
+    strays = [digests for digests in own if digests != own[0]]
+    if strays:
+        text += f"; of PyTorch's own {len(own)} rounds {len(strays)} differ from the first: {differing(own[0], strays[0])}"
+    bench.checks.add(f"{name}: outputs are bitwise those of PyTorch's own allocators, first and last round", not others, text)
 
 
 def differing(expected, digests):
-    """Which steps of a round gave something else."""
+    """Where a round gave something else."""
     steps = [at for at, (a, b) in enumerate(zip(expected, digests, strict=True)) if a != b]
-    return f"steps {', '.join(map(str, steps))} of {len(expected)}"
+    return f"{len(steps)} of {len(expected)} steps, the first is {steps[0]}"
 
 
 def check_plans(bench, name, first, fits):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,26 @@ def test_rounds_are_compared_lap_by_lap(benches):
     base = rounds((1, 1), (2, 2), (10, 10))
     assert benches.page.of_default(rounds((1, 2), (3, 3), (15, 15)), base, "host_ms") == 1.5
     assert benches.page.of_default(base, base, "host_ms") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("default", "ours", "passes", "says"),
+    [
+        (["ab", "ab"], ["ab", "ab"], True, "2 steps of 4 rounds"),
+        (["ab", "ax"], ["ax", "ab"], True, "of PyTorch's own 2 rounds 1 differ from the first: 1 of 2 steps, the first is 1"),
+        (["ab", "ab"], ["ab", "xb"], False, "chat terrace, last round: 1 of 2 steps, the first is 0"),
+        (["ab", "ax"], ["ab", "yx"], False, "chat terrace, last round: 2 of 2 steps, the first is 0"),
+        ([], ["ab", "ac"], False, "chat terrace, last round: 1 of 2 steps, the first is 1"),
+    ],
+)
+def test_outputs_are_held_against_those_of_pytorchs_own_allocators(benches, default, ours, passes, says):
+    bench = SimpleNamespace(results={}, checks=benches.measure.Checks())
+    for job, rounds in (("default", default), ("terrace", ours)):
+        bench.results[f"chat {job}"] = {"parts": [{"digests": [list(steps) for steps in rounds]}]}
+    bench.results["mixed terrace"] = {"parts": [{"digests": [["other"]]}]}
+    benches.check_outputs(bench, "chat")
+    (row,) = bench.checks.rows
+    assert row["ok"] == passes and says in row["detail"]
 
 
 @pytest.mark.parametrize(("status", "seconds", "expected"), [(0, 60, 0), (3, 60, 3), (0, 0.2, None)])
