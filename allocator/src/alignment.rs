@@ -42,6 +42,8 @@ pub struct Alignment {
     /// Costs of the row before the last, and of the last.
     before: Costs,
     last: Costs,
+    /// Whether the row before the last is still known.
+    revisable: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -75,7 +77,7 @@ impl Alignment {
         let turns = (end - start).min(AHEAD) + 1;
         let any: Vec<u32> = (0..turns).map(skipping).collect();
         let last = Costs { first: start, asked: any.clone(), any };
-        Self { start, end, rows: Vec::new(), before: Costs::default(), last }
+        Self { start, end, rows: Vec::new(), before: Costs::default(), last, revisable: false }
     }
 
     /// Takes a request in; `cost` says what it costs to be that turn's.
@@ -84,11 +86,17 @@ impl Alignment {
         std::mem::swap(&mut self.before, &mut self.last);
         let first = self.before.first.max(likeliest.saturating_sub(BEHIND));
         self.rows.push(Row { first, from: Vec::new(), likeliest: Ends { next: likeliest, matched: false } });
-        self.revise(cost)
+        self.revisable = true;
+        self.write(cost)
     }
 
-    /// Writes the last row again.
-    pub fn revise(&mut self, cost: impl Fn(u32) -> u32) -> Ends {
+    /// Writes the last row again; none where a later one was struck out.
+    pub fn revise(&mut self, cost: impl Fn(u32) -> u32) -> Option<Ends> {
+        self.revisable.then(|| self.write(cost))
+    }
+
+    /// Writes the last row.
+    fn write(&mut self, cost: impl Fn(u32) -> u32) -> Ends {
         let row = self.rows.last_mut().expect("a row was pushed");
         let Costs { first, any, asked } = &mut self.last;
         *first = row.first;
@@ -131,10 +139,12 @@ impl Alignment {
         row.likeliest
     }
 
-    /// Strikes out the last request, whose row was not written again. The one before it is not to be either.
+    /// Strikes out the last request, for once: before another one comes, there is no second.
     pub fn pop(&mut self) {
+        debug_assert!(self.revisable, "the row before the last is known");
         self.rows.pop();
         std::mem::swap(&mut self.before, &mut self.last);
+        self.revisable = false;
     }
 
     /// For each request the turn whose it is, if any; what comes next before each; and what comes next in the end. With `over` no more
@@ -190,7 +200,7 @@ mod tests {
         for request in requests {
             let cost = |turn: u32| if turns[turn as usize] == *request { 0 } else { NEVER };
             let ends = alignment.push(cost);
-            assert_eq!(alignment.revise(cost), ends, "the same again changes nothing");
+            assert_eq!(alignment.revise(cost), Some(ends), "the same again changes nothing");
         }
         let (explained, end) = alignment.explanation(true);
         let each = explained.iter().map(|e| e.turn.map_or("-".to_owned(), |turn| turn.to_string()));
@@ -241,6 +251,11 @@ mod tests {
             let mut alignment = Alignment::new(0, turns.len() as u32);
             for request in &requests {
                 alignment.push(|turn| if turns[turn as usize] == *request { 0 } else { 15 });
+                if random(4) == 0 {
+                    alignment.push(|_| 0);
+                    alignment.pop();
+                    assert_eq!(alignment.revise(|_| 0), None, "the costs of the row before it are gone");
+                }
             }
             let (explained, end) = alignment.explanation(true);
             // What the explanation says costs what it should.

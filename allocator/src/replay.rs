@@ -29,8 +29,6 @@ const NEAR: u32 = 64;
 const OTHER_SIZE: u32 = 18;
 const MUCH_LARGER: u32 = 24;
 const GONE: u32 = 18;
-/// And to live on, where the slot would be gone: frees by a garbage collector come late.
-const LIVES_ON: u32 = 2;
 
 /// What a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +44,6 @@ pub enum Match {
 pub struct Matcher {
     /// By slot: whether its request came.
     taken: Vec<bool>,
-    /// By slot: whether a request was served by it.
-    served: Vec<bool>,
     lanes: Vec<LaneState>,
 }
 
@@ -63,8 +59,6 @@ struct LaneState {
 struct Unclear {
     alignment: Alignment,
     asked: Vec<Asked>,
-    /// The last request stays as it was taken: the one after it could not be served.
-    fixed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,8 +66,6 @@ struct Asked {
     /// Index in the record.
     request: u32,
     size: u64,
-    /// The slot that it was served by.
-    slot: Option<u32>,
     /// Exact matches in a row that end with it.
     exact: usize,
     next: u32,
@@ -83,13 +75,12 @@ impl Matcher {
     /// Nothing matched yet.
     pub fn new(script: &Script) -> Self {
         let (lanes, slots) = (vec![LaneState::default(); script.lanes.len()], script.template.slots.len());
-        Self { taken: vec![false; slots], served: vec![false; slots], lanes }
+        Self { taken: vec![false; slots], lanes }
     }
 
     /// A request came for exactly the next slot of its lane; for steps that were on script so far.
     pub fn take_next(&mut self, script: &Script, slot: u32) {
         self.taken[slot as usize] = true;
-        self.served[slot as usize] = true;
         self.lanes[script.template.slots[slot as usize].lane as usize].head = script.turn[slot as usize] + 1;
     }
 
@@ -122,32 +113,21 @@ impl Matcher {
             self.take_next(script, slot);
             return Match::Slot(slot);
         }
-        let new = || Unclear { alignment: Alignment::new(head, slots.len() as u32), asked: Vec::new(), fixed: true };
+        let new = || Unclear { alignment: Alignment::new(head, slots.len() as u32), asked: Vec::new() };
         let unclear = state.unclear.get_or_insert_with(new);
         let ends = unclear.ask(&turns, earlier.len() as u32, size);
-        let slot = if ends.matched {
-            turns.slot(ends.next - 1).filter(|slot| turns.info(*slot).holds(size))
-        } else {
-            self.out_of_order(&turns, ends.next, size)
-        };
-        let Some(slot) = slot else { return Match::Undecided };
-        let asked = self.lanes[lane as usize].unclear.as_mut().and_then(|unclear| unclear.asked.last_mut());
-        asked.expect("it was asked for just now").slot = Some(slot);
-        self.served[slot as usize] = true;
-        Match::Slot(slot)
+        let turn = ends.matched.then(|| ends.next - 1);
+        let slot = turn.and_then(|turn| turns.slot(turn)).filter(|slot| turns.info(*slot).holds(size));
+        slot.map_or(Match::Undecided, Match::Slot)
     }
 
     /// The request that was found last could not be served: it never came.
     pub fn undo(&mut self, script: &Script, lane: u32, found: Match) {
         let Some(state) = self.lanes.get_mut(lane as usize) else { return };
-        if let Match::Slot(slot) = found {
-            self.served[slot as usize] = false;
-        }
         match (&mut state.unclear, found) {
             (Some(unclear), _) => {
                 unclear.alignment.pop();
                 unclear.asked.pop();
-                unclear.fixed = true;
                 if unclear.asked.is_empty() {
                     state.unclear = None;
                 }
@@ -180,14 +160,6 @@ impl Matcher {
                 tell(Divergence::Missing { slot, expected: script.template.slots[slot as usize].seen });
             }
         }
-    }
-
-    /// The nearest slot before a turn that was that large and serves nobody.
-    fn out_of_order(&self, turns: &Turns<'_>, next: u32, size: u64) -> Option<u32> {
-        let near = next.saturating_sub(NEAR)..next;
-        near.rev()
-            .filter_map(|turn| turns.slot(turn))
-            .find(|slot| !self.served[*slot as usize] && !self.taken[*slot as usize] && turns.info(*slot).seen == size)
     }
 
     /// Tells what the unclear requests of a lane were.
@@ -242,10 +214,8 @@ impl Matcher {
 impl Unclear {
     /// Takes a request in.
     fn ask(&mut self, turns: &Turns<'_>, request: u32, size: u64) -> Ends {
-        let ends = self.alignment.push(|turn| turns.cost(turn, size, None));
-        self.fixed = false;
-        let exact = self.asked.last().map_or(0, |asked| asked.exact);
-        self.asked.push(Asked { request, size, slot: None, exact, next: 0 });
+        let ends = self.alignment.push(|turn| turns.cost(turn, size, false));
+        self.asked.push(Asked { request, size, exact: 0, next: 0 });
         self.count(turns, ends);
         ends
     }
@@ -253,12 +223,11 @@ impl Unclear {
     /// Another request comes, or none any more: whether the last one is gone already says something about what it was.
     fn look_again(&mut self, turns: &Turns<'_>, earlier: &[Request]) {
         let Some(&Asked { request, size, .. }) = self.asked.last() else { return };
-        if self.fixed {
-            return;
+        if earlier[request as usize].freed
+            && let Some(ends) = self.alignment.revise(|turn| turns.cost(turn, size, true))
+        {
+            self.count(turns, ends);
         }
-        let gone = earlier[request as usize].freed;
-        let ends = self.alignment.revise(|turn| turns.cost(turn, size, Some(gone)));
-        self.count(turns, ends);
     }
 
     /// How many exact matches in a row end with the last request.
@@ -291,16 +260,13 @@ impl Turns<'_> {
         &self.script.template.slots[slot as usize]
     }
 
-    /// What it costs to be that turn's request; `gone` once it is known whether it was freed before the next one came.
-    fn cost(&self, turn: u32, size: u64, gone: Option<bool>) -> u32 {
+    /// What it costs to be that turn's request; `gone` once it is known that it was freed before the next one came. That one lives on says
+    /// nothing: frees by a garbage collector come late.
+    fn cost(&self, turn: u32, size: u64, gone: bool) -> u32 {
         let slot = self.slots[turn as usize];
         let info = self.info(slot);
-        let short = self.script.until[slot as usize] <= turn + 1;
-        let life = match gone {
-            Some(true) if !short => GONE,
-            Some(false) if short => LIVES_ON,
-            _ => 0,
-        };
+        let lives_on = self.script.until[slot as usize] > turn + 1;
+        let life = if gone && lives_on { GONE } else { 0 };
         life + match size {
             _ if size == info.seen => 0,
             _ if info.outlives => OTHER_SIZE,

@@ -117,6 +117,13 @@ fn reordered_requests_find_their_slots() {
     let change = rig.change(|rig| rig.step("k", "a=4 c=2 b=8 d=1 -a -b -c -d"));
     assert_eq!(change.told, ["Reordered { slot: 1, turn: 3 }"]);
     assert_eq!((change.hits, change.inside), (4, 4));
+    // Far from where it was: outside of the plan once, and then in the new one.
+    rig.step("far", "a=4 b=8 c=2 d=1 e=3 f=5 -a -b -c -d -e -f");
+    let change = rig.change(|rig| rig.step("far", "b=8 c=2 d=1 e=3 f=5 a=4 -a -b -c -d -e -f"));
+    assert_eq!(change.told, ["Reordered { slot: 0, turn: 6 }"]);
+    assert_eq!((change.hits, change.inside, change.plans), (5, 6, 1));
+    let change = rig.change(|rig| rig.step("far", "b=8 c=2 d=1 e=3 f=5 a=4 -a -b -c -d -e -f"));
+    assert_eq!((change.told.len(), change.hits, change.on_script), (0, 6, 1));
 }
 
 /// T07 is the longer form.
