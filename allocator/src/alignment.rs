@@ -50,7 +50,8 @@ pub struct Alignment {
 struct Row {
     first: u32,
     from: Vec<u8>,
-    likeliest: Ends,
+    /// The turn that comes next by the cheapest explanation.
+    likeliest: u32,
 }
 
 /// The cost of each cell of a row.
@@ -82,10 +83,10 @@ impl Alignment {
 
     /// Takes a request in; `cost` says what it costs to be that turn's.
     pub fn push(&mut self, cost: impl Fn(u32) -> u32) -> Ends {
-        let likeliest = self.rows.last().map_or(self.start, |row| row.likeliest.next);
+        let likeliest = self.rows.last().map_or(self.start, |row| row.likeliest);
         std::mem::swap(&mut self.before, &mut self.last);
         let first = self.before.first.max(likeliest.saturating_sub(BEHIND));
-        self.rows.push(Row { first, from: Vec::new(), likeliest: Ends { next: likeliest, matched: false } });
+        self.rows.push(Row { first, from: Vec::new(), likeliest });
         self.revisable = true;
         self.write(cost)
     }
@@ -135,8 +136,8 @@ impl Alignment {
             any.push(ended.min(skipped));
             row.from.push(from);
         }
-        row.likeliest = cheapest.1;
-        row.likeliest
+        row.likeliest = cheapest.1.next;
+        cheapest.1
     }
 
     /// Strikes out the last request, for once: before another one comes, there is no second.
@@ -150,7 +151,7 @@ impl Alignment {
     /// For each request the turn whose it is, if any; what comes next before each; and what comes next in the end. With `over` no more
     /// requests come, so that all later turns are skipped.
     pub fn explanation(&self, over: bool) -> (Vec<Explained>, u32) {
-        let likeliest = self.rows.last().map_or(self.start, |row| row.likeliest.next);
+        let likeliest = self.rows.last().map_or(self.start, |row| row.likeliest);
         let tail = |next: u32| if over { skipping(self.end - next) } else { 0 };
         let ends = (self.last.first..).zip(&self.last.asked).map(|(next, cost)| (cost + tail(next), next));
         let end = if over { ends.min().map_or(likeliest, |(_, next)| next) } else { likeliest };
@@ -191,6 +192,9 @@ fn skipping(turns: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
 
     /// The explanation of requests by turns, of single letters each.
@@ -238,36 +242,34 @@ mod tests {
         extra.min(matched).min(skip)
     }
 
-    #[test]
-    fn no_explanation_is_cheaper() {
-        let mut state = 7_u64;
-        let mut random = |below: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) % below
-        };
-        for _case in 0..500 {
-            let turns: Vec<u8> = (0..random(7)).map(|_| random(3) as u8).collect();
-            let requests: Vec<u8> = (0..random(7)).map(|_| random(3) as u8).collect();
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+
+        /// Of each request: its kind, and whether one came before the next that is struck out.
+        #[test]
+        fn no_explanation_is_cheaper(turns in vec(0..3_u8, 0..7), requests in vec((0..3_u8, any::<bool>()), 0..7)) {
+            let own = |turn: u32, request: u8| if turns[turn as usize] == request { 0 } else { 15 };
             let mut alignment = Alignment::new(0, turns.len() as u32);
-            for request in &requests {
-                alignment.push(|turn| if turns[turn as usize] == *request { 0 } else { 15 });
-                if random(4) == 0 {
+            for &(request, struck) in &requests {
+                alignment.push(|turn| own(turn, request));
+                if struck {
                     alignment.push(|_| 0);
                     alignment.pop();
-                    assert_eq!(alignment.revise(|_| 0), None, "the costs of the row before it are gone");
+                    prop_assert_eq!(alignment.revise(|_| 0), None, "the costs of the row before it are gone");
                 }
             }
             let (explained, end) = alignment.explanation(true);
             // What the explanation says costs what it should.
+            let requests: Vec<u8> = requests.iter().map(|(request, _)| *request).collect();
             let (mut cost, mut at) = (0, 0);
             for (request, e) in requests.iter().zip(&explained) {
                 cost += skipping(e.next - at);
-                cost += e.turn.map_or(EXTRA, |turn| if turns[turn as usize] == *request { 0 } else { 15 });
+                cost += e.turn.map_or(EXTRA, |turn| own(turn, *request));
                 at = e.next + u32::from(e.turn.is_some());
             }
-            assert_eq!(at, end, "{turns:?} {requests:?} {explained:?}");
+            prop_assert_eq!(at, end, "{:?}", explained);
             cost += skipping(turns.len() as u32 - end);
-            assert_eq!(cost, oracle(&turns, &requests, false, 0), "{turns:?} {requests:?} {explained:?}");
+            prop_assert_eq!(cost, oracle(&turns, &requests, false, 0), "{:?}", explained);
         }
     }
 }

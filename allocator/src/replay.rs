@@ -30,15 +30,6 @@ const OTHER_SIZE: u32 = 18;
 const MUCH_LARGER: u32 = 24;
 const GONE: u32 = 18;
 
-/// What a request is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Match {
-    /// This slot's.
-    Slot(u32),
-    /// None that is known yet.
-    Undecided,
-}
-
 /// The state of matching one step against its script.
 #[derive(Clone, Debug)]
 pub struct Matcher {
@@ -84,7 +75,7 @@ impl Matcher {
         self.lanes[script.template.slots[slot as usize].lane as usize].head = script.turn[slot as usize] + 1;
     }
 
-    /// Finds the slot of a request of `size` bytes, which comes after `earlier` in the record. `tell` hears of each divergence,
+    /// The slot of a request of `size` bytes, which comes after `earlier` in the record; none that is known yet, otherwise. `tell` hears of each divergence,
     /// `known` of earlier requests of which it is known now that they were a slot's, or no slot's after all.
     pub fn find(
         &mut self,
@@ -94,10 +85,10 @@ impl Matcher {
         earlier: &[Request],
         tell: &mut impl FnMut(Divergence),
         known: &mut impl FnMut(u32, Option<u32>),
-    ) -> Match {
+    ) -> Option<u32> {
         let Some(slots) = script.lanes.get(lane as usize) else {
             tell(Divergence::OtherLane { lane, actual: size });
-            return Match::Undecided;
+            return None;
         };
         let turns = Turns { script, slots };
         if let Some(unclear) = &mut self.lanes[lane as usize].unclear {
@@ -111,18 +102,17 @@ impl Matcher {
         let expected = turns.slot(head).filter(|slot| turns.info(*slot).seen == size);
         if let (None, Some(slot)) = (&state.unclear, expected) {
             self.take_next(script, slot);
-            return Match::Slot(slot);
+            return Some(slot);
         }
         let new = || Unclear { alignment: Alignment::new(head, slots.len() as u32), asked: Vec::new() };
         let unclear = state.unclear.get_or_insert_with(new);
         let ends = unclear.ask(&turns, earlier.len() as u32, size);
         let turn = ends.matched.then(|| ends.next - 1);
-        let slot = turn.and_then(|turn| turns.slot(turn)).filter(|slot| turns.info(*slot).holds(size));
-        slot.map_or(Match::Undecided, Match::Slot)
+        turn.and_then(|turn| turns.slot(turn)).filter(|slot| turns.info(*slot).holds(size))
     }
 
     /// The request that was found last could not be served: it never came.
-    pub fn undo(&mut self, script: &Script, lane: u32, found: Match) {
+    pub fn undo(&mut self, script: &Script, lane: u32, found: Option<u32>) {
         let Some(state) = self.lanes.get_mut(lane as usize) else { return };
         match (&mut state.unclear, found) {
             (Some(unclear), _) => {
@@ -132,11 +122,11 @@ impl Matcher {
                     state.unclear = None;
                 }
             }
-            (None, Match::Slot(slot)) => {
+            (None, Some(slot)) => {
                 self.taken[slot as usize] = false;
                 state.head = script.turn[slot as usize];
             }
-            (None, Match::Undecided) => {}
+            (None, None) => {}
         }
     }
 
@@ -233,15 +223,10 @@ impl Unclear {
     /// How many exact matches in a row end with the last request.
     fn count(&mut self, turns: &Turns<'_>, ends: Ends) {
         let (last, earlier) = self.asked.split_last_mut().expect("a request was asked for");
-        let before = earlier.last();
         let exact = ends.matched && turns.slot(ends.next - 1).is_some_and(|slot| turns.info(slot).seen == last.size);
-        let follows = before.is_some_and(|before| before.next + 1 == ends.next);
+        let before = earlier.last().filter(|before| before.next + 1 == ends.next).map_or(0, |before| before.exact);
         last.next = ends.next;
-        last.exact = match before {
-            _ if !exact => 0,
-            Some(before) if follows => before.exact + 1,
-            _ => 1,
-        };
+        last.exact = if exact { before + 1 } else { 0 };
     }
 }
 

@@ -16,7 +16,6 @@ use crate::divergence::Divergence;
 use crate::error::Error;
 use crate::order::After;
 use crate::record::Request;
-use crate::replay::Match;
 use crate::script::{Kind, Script};
 use crate::step::Mode;
 
@@ -118,11 +117,10 @@ impl Device {
         }
         let (stats, record) = (&mut self.stats, &mut open.record);
         let request = record.requests.len() as u32;
-        let mut found = Match::Undecided;
-        let mut script = None;
+        let (mut slot, mut script) = (None, None);
         if let Mode::Replay { script: planned, matcher } = &mut open.mode {
             let mut linked = Vec::new();
-            found = matcher.find(
+            slot = matcher.find(
                 planned,
                 lane,
                 size,
@@ -135,10 +133,6 @@ impl Device {
             }
             script = Some(Arc::clone(planned));
         }
-        let slot = match found {
-            Match::Slot(slot) => Some(slot),
-            Match::Undecided => None,
-        };
         record.alloc(Request { size, lane, label: label_id, slot, in_plan: false, freed: false });
         let planned =
             slot.filter(|slot| script.as_ref().is_some_and(|script| !script.template.slots[*slot as usize].outlives));
@@ -156,14 +150,14 @@ impl Device {
             return Ok(DeviceSpan { address: self.span.address + offset, bytes });
         }
         // What outlives the step has a slot that is not planned, and is no miss.
-        let missed = script.is_some() && (planned.is_some() || found == Match::Undecided);
+        let missed = script.is_some() && (planned.is_some() || slot.is_none());
         let served = self.alloc_outside(bytes, size, stream, label, Some(request), missed);
         if served.is_err() {
             // Nothing happened: who asked may free something and ask again.
             let open = self.open.as_mut().expect("as above");
             open.record.undo_alloc();
             if let Mode::Replay { script, matcher } = &mut open.mode {
-                matcher.undo(script, lane, found);
+                matcher.undo(script, lane, slot);
             }
         }
         served

@@ -126,7 +126,7 @@ impl Device {
         self.ask(|device| device.stats().to_json())
     }
 
-    /// The smallest reservation in which the same could lie again.
+    /// A reservation in which the same can lie again where it lay.
     fn suggested_budget(&self) -> PyResult<u64> {
         self.ask(|device| device.suggested_budget().get())
     }

@@ -126,6 +126,21 @@ fn reordered_requests_find_their_slots() {
     assert_eq!((change.told.len(), change.hits, change.on_script), (0, 6, 1));
 }
 
+/// As long as sizes differ, what requests are stays open, however many come.
+#[test]
+fn many_that_would_do_are_extra_once_the_slots_own_requests_come() {
+    let names = |prefix: char, count: usize, kib: usize| -> String {
+        (0..count).map(|at| format!("{prefix}{at}={kib} ")).collect()
+    };
+    let frees = |prefix: char, count: usize| -> String { (0..count).map(|at| format!("-{prefix}{at} ")).collect() };
+    let mut rig = Rig::host(1 << 20);
+    rig.step("k", &(names('a', 20, 4) + &frees('a', 20)));
+    let more = names('x', 13, 3) + &names('a', 20, 4) + &frees('x', 13) + &frees('a', 20);
+    let change = rig.change(|rig| rig.step("k", &more));
+    let told = |kind: &str| change.told.iter().filter(|told| told.starts_with(kind)).count();
+    assert_eq!((told("Extra"), told("Shrink"), told("Missing"), change.inside), (13, 0, 0, 33), "{:?}", change.told);
+}
+
 /// T07 is the longer form.
 #[test]
 fn a_late_free_blocks_the_slot_that_reuses_its_bytes() {
